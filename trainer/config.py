@@ -1,0 +1,81 @@
+"""A training job as a value: everything that decides what a group of ranks does. Torch-free."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from validation.errors import ConfigError
+
+Reduction = Literal["exact", "fast"]
+Precision = Literal["float32", "float64"]
+FaultKind = Literal["kill", "delay", "skip", "error"]
+FAULT_PHASES = ("data", "forward", "backward", "collective", "optimizer", "checkpoint")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """A planned fault. Fires once, in the attempt it is planned for, unless `delay` (fires at every step from `step` on).
+
+    kill: SIGKILL to itself; delay: sleep `ms` (a straggler); skip: leave out this step's collective (the others hang);
+    error: raise. Text form: "kill:rank=1,step=7,phase=backward,attempt=0".
+    """
+
+    kind: FaultKind
+    rank: int
+    step: int  # 0-based update during which it fires
+    phase: str = "backward"
+    attempt: int = 0
+    ms: float = 0.0
+
+    def __str__(self) -> str:
+        tail = f",ms={self.ms:g}" if self.kind == "delay" else ""
+        return f"{self.kind}:rank={self.rank},step={self.step},phase={self.phase},attempt={self.attempt}{tail}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainJob:
+    """One run of a rank group over all its attempts."""
+
+    recipe: str  # import path "package.module:NAME" or a shipped recipe's short name
+    folder: str  # existing, empty: the run's records and checkpoints
+    world_size: int
+    reduction: Reduction = "exact"
+    precision: Precision = "float32"
+    parallel: Literal["ddp"] = "ddp"
+    steps: int | None = None  # optimizer updates; None = all the recipe's epochs
+    dropout: bool = True  # False: every Dropout module is put to eval (for legs compared with a reference)
+    faults: tuple[Fault, ...] = ()
+    defect: str = ""  # a planted wrong line for positive controls: see trainer.faults.DEFECTS
+    drill: str = ""  # a planted data fault for release drills: "slice-regression"
+    checkpoint_every: int = 0  # updates between sealed checkpoints; 0 = none
+    keep_gradients: int = 0  # of the first N steps: digests on every rank, tensors on rank 0
+    evaluate: bool = False  # measure the quality curve on the judge split every recipe.training.evaluate_every updates
+    warmup_steps: int = 0  # excluded from throughput
+    max_restarts: int = 0
+    resume_world_sizes: tuple[int, ...] = ()  # world size of attempts 1, 2, ...; missing ones repeat the last
+    deadline_s: float = 600.0  # for the whole group, all attempts
+    stall_s: float = 120.0  # gloo time-out of a collective
+
+    def world_size_of(self, attempt: int) -> int:
+        """World size of an attempt (0-based)."""
+        sizes = (self.world_size, *self.resume_world_sizes)
+        return sizes[min(attempt, len(sizes) - 1)]
+
+
+def parse_fault(text: str) -> Fault:
+    """Read "kill:rank=1,step=7,phase=backward". Raises ConfigError naming the bad part."""
+    kind, _, rest = text.partition(":")
+    try:
+        given = dict(part.split("=", 1) for part in rest.split(","))
+        fault = Fault(
+            kind=kind,  # type: ignore[arg-type]  # checked below
+            rank=int(given.pop("rank")), step=int(given.pop("step")), phase=given.pop("phase", "backward"),
+            attempt=int(given.pop("attempt", "0")), ms=float(given.pop("ms", "0")),
+        )  # fmt: skip
+    except (KeyError, ValueError) as error:
+        raise ConfigError(f"fault '{text}' cannot be read ({error}). Write it like kill:rank=1,step=7,phase=backward.") from None
+    if kind not in ("kill", "delay", "skip", "error") or fault.phase not in FAULT_PHASES or given or min(fault.rank, fault.step) < 0:
+        raise ConfigError(
+            f"fault '{text}' is unknown or out of range. Use kill, delay, skip or error with rank, step, phase "
+            f"({'|'.join(FAULT_PHASES)}), attempt and ms."
+        )
+    return fault

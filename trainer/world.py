@@ -1,0 +1,43 @@
+"""Where a rank stands, as a plain value that any test can build."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+# emit(event, **fields): tells the group's leader what happened; the leader stamps nothing, `t_ns` is taken here, in the rank.
+Emit = Callable[..., None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """One rank of one attempt."""
+
+    rank: int
+    world_size: int
+    attempt: int = 0  # 0-based; grows with each restart of the group
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """Something that happened in a rank, on this machine's monotonic clock.
+
+    Names: "joined" (process group formed), "loaded" (state ready; fields: step), "step" (an optimizer update done; fields: step,
+    loss, samples; rank 0 each step, the others only their attempt's first), "fault" (about to fire; fields: fault), "finished".
+    """
+
+    name: str
+    rank: int
+    attempt: int
+    t_ns: int
+    fields: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a run is, for people."""
+
+    step: int  # updates done
+    steps: int  # updates in all
+    throughput_sps: float
+    loss: float
+    attempt: int

@@ -1,0 +1,50 @@
+"""Errors of a release: every message says what happened, what it means and what to do next.
+
+    ReleaseError
+    ├── InputError          a person can mend it: exit code 2
+    │   ├── RecipeError     the recipe is missing, incomplete or contradicts itself
+    │   ├── ConfigError     settings, policy or command-line values that cannot work
+    │   └── DataError       an input file is absent, corrupt or not what the recipe says
+    ├── EvidenceError       evidence is absent, altered or contradicts itself: judgement was impossible
+    ├── StoreError          the object store refused, lost or cannot be reached
+    │   └── ConflictError   somebody else wrote first (conditional write lost)
+    └── RankError           a rank group died, hung past its deadline or could not start
+
+A failing gate is a verdict, never an exception.
+"""
+
+
+class ReleaseError(Exception):
+    """Base of every error raised by Sea Trial on purpose."""
+
+
+class InputError(ReleaseError):
+    """What a person gave cannot be used; nothing was written."""
+
+
+class RecipeError(InputError):
+    """The recipe is missing, incomplete or contradicts itself."""
+
+
+class ConfigError(InputError):
+    """A setting, policy or argument is unknown or out of range."""
+
+
+class DataError(InputError):
+    """An input file is absent, corrupt or not what the recipe says it is."""
+
+
+class EvidenceError(ReleaseError):
+    """Evidence is absent, altered or contradicts itself."""
+
+
+class StoreError(ReleaseError):
+    """The object store could not do what was asked."""
+
+
+class ConflictError(StoreError):
+    """A conditional write lost: somebody else wrote first."""
+
+
+class RankError(ReleaseError):
+    """A group of ranks died, hung past its deadline or could not start."""

@@ -1,0 +1,145 @@
+"""Thresholds are data: one versioned file, each threshold with its source beside it, ranges checked once here.
+
+A policy file may name any subset of the default policy's keys; the rest keeps its default. A threshold is written as
+`{value: 0.5, source: "why"}` or as a bare number. Unknown keys and impossible values raise ConfigError naming the key.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Generic, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from validation.errors import ConfigError
+
+GATES = ("data_contract", "gradient_equivalence", "kill_and_resume", "scaling", "slice_quality", "readiness")
+DEFAULT_POLICY = Path(__file__).with_name("policy.yaml")
+
+Number = TypeVar("Number", int, float)
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class Threshold(_Section, Generic[Number]):
+    """A number and where it comes from."""
+
+    value: Number
+    source: str = "set in the policy file, no source given"
+
+
+def _from_bare(value: Any) -> Any:
+    return value if isinstance(value, Mapping) else {"value": value}
+
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+ShareThreshold = Annotated[Threshold[Share], BeforeValidator(_from_bare)]
+PositiveThreshold = Annotated[Threshold[Positive], BeforeValidator(_from_bare)]
+CountThreshold = Annotated[Threshold[Count], BeforeValidator(_from_bare)]
+
+
+class EquivalencePolicy(_Section):
+    """gradient_equivalence: how many steps, and how far from the reference in units of the tensor's own float noise."""
+
+    steps: CountThreshold  # optimizer updates of the exact leg
+    reference_steps: CountThreshold  # steps of the legs compared with the float64 reference
+    noise_multiple: PositiveThreshold  # limit of rel_err / noise
+
+
+class RecoveryPolicy(_Section):
+    """kill_and_resume: kills and the recovery budget."""
+
+    kills: CountThreshold  # SIGKILLs in one run, each in another phase
+    budget_s: PositiveThreshold  # death -> next optimizer update
+    steps: CountThreshold  # length of the killed run and its twin, in updates
+
+
+class ScalingPolicy(_Section):
+    """scaling: efficiency floor, precision of the measurement, price."""
+
+    efficiency_floor: ShareThreshold  # throughput(W) / (min(W, devices) * throughput(1))
+    repeats: CountThreshold
+    steps: CountThreshold  # timed updates a repeat
+    warmup_steps: CountThreshold
+    confidence: ShareThreshold
+    idle_share_max: ShareThreshold  # largest share of a step that one rank's idle time may take, ranks <= devices
+    price_per_device_hour: PositiveThreshold  # USD
+
+
+class SlicePolicy(_Section):
+    """slice_quality: precision, margins and latency."""
+
+    min_n: CountThreshold  # samples a slice needs to be judged
+    min_coverage: ShareThreshold  # share of samples in judged slices, per slice column
+    confidence: ShareThreshold  # family-wise over all comparisons
+    margin: PositiveThreshold  # non-inferiority, in standard deviations of the reference's utility
+    calibration_max: ShareThreshold  # |mean confidence - hit rate| in a slice
+    latency_p95_ms: PositiveThreshold
+
+
+class ReadinessPolicy(_Section):
+    """readiness: the rubric's floor."""
+
+    score_floor: ShareThreshold
+
+
+class Policy(_Section):
+    """All thresholds of a release."""
+
+    version: int = Field(ge=1)
+    required: tuple[str, ...]  # gates that have to pass
+    world_sizes: tuple[Count, ...] = Field(min_length=1)
+    gradient_equivalence: EquivalencePolicy
+    kill_and_resume: RecoveryPolicy
+    scaling: ScalingPolicy
+    slice_quality: SlicePolicy
+    readiness: ReadinessPolicy
+
+
+def parse_policy(text: str | None = None, *, name: str = "policy") -> Policy:
+    """Lay a policy text over the defaults. Raises ConfigError with every bad key; `name` is how messages call the text."""
+    base: dict[str, Any] = yaml.safe_load(DEFAULT_POLICY.read_text())
+    if text is not None:
+        base = _overlaid(base, _mapping(text, name), name)
+    try:
+        policy = Policy.model_validate(base)
+    except ValidationError as error:
+        problems = "; ".join(f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise ConfigError(
+            f"{name} cannot be used: {problems}. No release was started. Correct these keys; the defaults with their sources "
+            "stand in validation/policy.yaml."
+        ) from None
+    unknown = sorted(set(policy.required) - set(GATES))
+    if unknown or not policy.required:
+        raise ConfigError(f"{name} requires {unknown or 'no gate'}; choose from: {', '.join(GATES)}.")
+    return policy
+
+
+def _mapping(text: str, name: str) -> dict[str, Any]:
+    try:
+        given = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{name} is not YAML: {error}. No release was started. Mend the file and start again.") from None
+    if given is None:
+        given = {}
+    if not isinstance(given, dict):
+        raise ConfigError(f"{name} holds a {type(given).__name__}, not keys and values. Write it like validation/policy.yaml.")
+    return given
+
+
+def _overlaid(base: dict[str, Any], over: Mapping[str, Any], name: str, path: str = "") -> dict[str, Any]:
+    merged = dict(base)
+    for key, value in over.items():
+        at = f"{path}{key}"
+        if key not in base:
+            raise ConfigError(f"{name} has the unknown key '{at}'. It would be ignored, so nothing was started. Use one of: {', '.join(base)}.")
+        inner = base[key]
+        section = isinstance(inner, dict) and "value" not in inner
+        if section and not isinstance(value, Mapping):
+            raise ConfigError(f"{name}: '{at}' is a section, got {value!r}. Give it keys from: {', '.join(inner)}.")
+        merged[key] = _overlaid(inner, value, name, f"{at}.") if section else value
+    return merged
