@@ -1,15 +1,22 @@
-"""What a team brings: a Recipe, named by import path `package.module:NAME`. It is the whole of the coupling to their code."""
+"""What a team brings: a Recipe, named by import path `package.module:NAME`. It is the whole of the coupling to their code.
+
+Importing this module does not import torch: the flow process reads cards and contracts, only warm processes build models.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+    from torch.optim.lr_scheduler import LRScheduler
 
 SPLITS = ("train", "judge")
 
