@@ -79,6 +79,7 @@ class Plot:
     y_log: bool = False
     reference: float | None = None  # a horizontal line: the threshold
     reference_label: str = ""
+    stacked: bool = False  # kind "bar": the series are parts of one whole and are put end to end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
