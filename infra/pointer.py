@@ -1,0 +1,76 @@
+"""What serves now: one object a model, changed by compare-and-set. Everything else (aliases, reports) is a view of it."""
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from infra.store import NotFoundError, ObjectStore
+from validation.canonical import canonical_json
+from validation.errors import EvidenceError
+
+ServingKind = Literal["candidate", "last_known_good", "baseline"]
+
+_MODEL = re.compile(r"[a-z0-9][a-z0-9-]*")
+_TEXT = ("model", "serving_version", "last_known_good", "baseline", "release_id")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pointer:
+    """The serving decision in force for one model. Versions are the registry's, as text; "" = there is none."""
+
+    model: str  # the registered model's name
+    serving_version: str
+    serving_kind: ServingKind  # in what role that version serves
+    last_known_good: str  # the verified version to fall back to
+    baseline: str  # the version that serves when neither can
+    release_id: str  # whose decision this is
+    sequence: int  # 1, 2, 3, ...: how often the pointer has moved
+
+
+def read_pointer(store: ObjectStore, model: str) -> tuple[Pointer | None, str | None]:
+    """What serves now and the etag to move it with; (None, None) before the first decision.
+
+    Raises: EvidenceError when the object is not a pointer of this model.
+    """
+    try:
+        body, etag = store.get_with_etag(pointer_key(model))
+    except NotFoundError:
+        return None, None
+    return _parsed(body, model), etag
+
+
+def move_pointer(store: ObjectStore, pointer: Pointer, etag: str | None) -> str:
+    """Put `pointer` in force if nothing moved since `etag` was read; returns the new etag.
+
+    Raises: ConflictError when another release moved it meanwhile: read it again and decide anew.
+    """
+    body = canonical_json(pointer)
+    _parsed(body, pointer.model)
+    return store.replace(pointer_key(pointer.model), body, etag)
+
+
+def pointer_key(model: str) -> str:
+    """Where a model's pointer stands."""
+    if not _MODEL.fullmatch(model):
+        raise EvidenceError(f"{model[:80]!r} is not a model's name ([a-z0-9-]+), so it has no pointer. Use the recipe's name.")
+    return f"models/{model}/pointer"
+
+
+def _parsed(body: bytes, model: str) -> Pointer:
+    try:
+        pointer = Pointer(**json.loads(body))
+    except (ValueError, TypeError) as error:
+        raise _not_a_pointer(model, str(error)) from None
+    if any(not isinstance(getattr(pointer, name), str) for name in _TEXT) or pointer.model != model:
+        raise _not_a_pointer(model, f"fields of the wrong type, or of model {pointer.model!r}")
+    if pointer.serving_kind not in get_args(ServingKind) or type(pointer.sequence) is not int or pointer.sequence < 1:
+        raise _not_a_pointer(model, f"serving_kind {pointer.serving_kind!r}, sequence {pointer.sequence!r}")
+    return pointer
+
+
+def _not_a_pointer(model: str, what: str) -> EvidenceError:
+    return EvidenceError(
+        f"the object {pointer_key(model)} is not a pointer of {model} ({what}). What serves cannot be told from it. "
+        "Write it anew from the last 'decided' record of the model's journals, or restore it from a backup."
+    )

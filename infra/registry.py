@@ -1,0 +1,202 @@
+"""MLflow: versions of a model, what each was let through or refused for, and the aliases that mirror the serving pointer.
+
+`Registry` runs in the flow process, which never loads torch; `log_model` and `load_and_predict` (infra/export.py) in a warm process.
+MLflow's aliases have no compare-and-set, so they are a view: the pointer (infra/pointer.py) decides, `mirror` repairs the view.
+"""
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from infra.export import FILES_TAG as FILES_TAG
+from infra.export import Prediction as Prediction
+from infra.export import RegisteredVersion as RegisteredVersion
+from infra.export import load_and_predict as load_and_predict
+from infra.export import log_model as log_model
+from infra.export import version_uri as version_uri
+from infra.pointer import Pointer
+from infra.settings import RegistrySettings
+from validation.errors import ConfigError, StoreError
+
+if TYPE_CHECKING:
+    from mlflow.entities.model_registry import ModelVersion
+
+ALIASES = ("champion", "last-known-good", "baseline")
+
+_DESCRIPTION_LIMIT = 5000  # characters; the column's width in MLflow's own schema, enforced by PostgreSQL
+
+
+class Registry:
+    """Runs, versions, descriptions and aliases. Every method may be called again with the same values."""
+
+    def __init__(self, settings: RegistrySettings) -> None:
+        """Connect, and make the experiment with its artifact root if it is not there.
+
+        Raises: ConfigError when the home folder cannot be written; StoreError when MLflow cannot be reached or refuses.
+        """
+        from mlflow import MlflowClient
+
+        if settings.mlflow_tracking_uri.startswith("sqlite:"):
+            _make_folder(settings.home)
+        self.tracking_uri = settings.mlflow_tracking_uri
+        with _explained(f"open {self.tracking_uri.partition('@')[2] or self.tracking_uri}"):  # a password stands before the @
+            self._client = MlflowClient(tracking_uri=self.tracking_uri, registry_uri=self.tracking_uri)
+            self.experiment_id = self._ensure_experiment(settings.experiment, settings.mlflow_artifacts)
+
+    def start_run(self, release_id: str, tags: Mapping[str, str] | None = None) -> str:
+        """The run of a release: the one it has already, or a new one; returns its id."""
+        with _explained(f"start the run of {release_id}"):
+            found = self._client.search_runs([self.experiment_id], f"tags.release_id = '{release_id}'", max_results=1)
+            if found:
+                return str(found[0].info.run_id)
+            made = self._client.create_run(self.experiment_id, run_name=release_id, tags={"release_id": release_id, **(tags or {})})
+            return str(made.info.run_id)
+
+    def log(self, run_id: str, *, params: Mapping[str, Any] | None = None, metrics: Mapping[str, float] | None = None) -> None:
+        """Log parameters (never changed afterwards) and metrics to a run."""
+        from mlflow.entities import Metric, Param
+
+        now_ms = int(time.time() * 1000)
+        with _explained(f"log to run {run_id}"):
+            self._client.log_batch(
+                run_id,
+                params=[Param(name, str(value)) for name, value in (params or {}).items()],
+                metrics=[Metric(name, float(value), now_ms, 0) for name, value in (metrics or {}).items()],
+            )
+
+    def publish(
+        self, run_id: str, *, page: Path, plots: Path, evidence: Mapping[str, bytes], metrics: Mapping[str, float] | None = None
+    ) -> None:
+        """Put report.html, plots/*.png and evidence/<name>.json beside the model; links in descriptions rest on these paths."""
+        with _explained(f"publish to run {run_id}"), tempfile.TemporaryDirectory() as scratch:
+            for name, body in evidence.items():
+                (Path(scratch) / f"{name}.json").write_bytes(body)
+            self._client.log_artifact(run_id, str(page))
+            self._client.log_artifacts(run_id, scratch, "evidence")
+            if plots.is_dir():
+                self._client.log_artifacts(run_id, str(plots), "plots")
+        self.log(run_id, metrics=metrics)
+
+    def finish_run(self, run_id: str, *, ok: bool) -> None:
+        """Close a run as finished or failed."""
+        with _explained(f"close run {run_id}"):
+            self._client.set_terminated(run_id, "FINISHED" if ok else "FAILED")
+
+    def describe(self, model: str, version: str, *, description: str, tags: Mapping[str, str]) -> None:
+        """Set a version's page (markdown) and tags.
+
+        The list of versions shows the description's first line raw, so it has to be a plain sentence; data-URI images are dropped by
+        MLflow, plots are shown as `![title](get-artifact?path=plots/<name>.png&run_uuid=<run>)`.
+        """
+        if description[:1] in ("", "#", "|", "!", "[", "*", "-", ">", "`", "\n", " ") or "](data:" in description:
+            raise ValueError(f"a description has to begin with a plain sentence and hold no data-URI image, got {description[:60]!r}")
+        with _explained(f"describe {model} version {version}"):
+            self._client.update_model_version(model, version, description=_fitting(description))
+            for name, value in tags.items():
+                self._client.set_model_version_tag(model, version, name, str(value))
+
+    def describe_baseline(self, model: str, version: str, question: str) -> None:
+        """Say on the model's page what it predicts, and on the baseline version's what it is for."""
+        with _explained(f"describe {model}"):
+            self._client.update_registered_model(model, description=question)
+        text = f"Baseline: the simple model that serves while no verified candidate can. {question}"
+        self.describe(model, version, description=text, tags={"status": "baseline"})
+
+    def aliases(self, model: str) -> dict[str, str]:
+        """Alias -> version, of ALIASES only; empty when the model is not registered."""
+        with _explained(f"read the aliases of {model}"):
+            if not self._client.search_registered_models(f"name = '{model}'"):
+                return {}
+            found = self._client.get_registered_model(model).aliases
+        return {alias: str(found[alias]) for alias in ALIASES if alias in found}
+
+    def mirror(self, pointer: Pointer) -> tuple[str, ...]:
+        """Make the aliases say what the pointer says; returns the aliases that had to be changed."""
+        wanted = pointer_aliases(pointer)
+        present = self.aliases(pointer.model)
+        changed = tuple(alias for alias in ALIASES if wanted.get(alias) != present.get(alias))
+        with _explained(f"set the aliases of {pointer.model}"):
+            for alias in changed:
+                if alias in wanted:
+                    self._client.set_registered_model_alias(pointer.model, alias, wanted[alias])
+                else:
+                    self._client.delete_registered_model_alias(pointer.model, alias)
+        return changed
+
+    def by_alias(self, model: str, alias: str) -> RegisteredVersion | None:
+        """The version an alias names, or None."""
+        version = self.aliases(model).get(alias)
+        return None if version is None else self.version(model, version)
+
+    def version(self, model: str, version: str) -> RegisteredVersion:
+        """A version as registered. Raises StoreError when there is none."""
+        with _explained(f"find {model} version {version}"):
+            return _registered(self._client.get_model_version(model, version))
+
+    def versions(self, model: str) -> tuple[RegisteredVersion, ...]:
+        """Every version of a model, oldest first."""
+        with _explained(f"list the versions of {model}"):
+            found = list(self._client.search_model_versions(f"name = '{model}'"))
+        return tuple(_registered(item) for item in sorted(found, key=lambda item: int(item.version)))
+
+    def _ensure_experiment(self, name: str, artifacts: str) -> str:
+        from mlflow.exceptions import MlflowException
+
+        found = self._client.get_experiment_by_name(name)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(name, artifact_location=artifacts))
+            except MlflowException:
+                found = self._client.get_experiment_by_name(name)  # another process made it meanwhile
+                if found is None:
+                    raise
+        if found.lifecycle_stage == "deleted":
+            self._client.restore_experiment(found.experiment_id)
+        return str(found.experiment_id)
+
+
+def pointer_aliases(pointer: Pointer) -> dict[str, str]:
+    """Alias -> version as the pointer has it; an empty version has no alias."""
+    wanted = dict(zip(ALIASES, (pointer.serving_version, pointer.last_known_good, pointer.baseline), strict=True))
+    return {alias: version for alias, version in wanted.items() if version}
+
+
+def _registered(found: "ModelVersion") -> RegisteredVersion:
+    version = str(found.version)
+    return RegisteredVersion(
+        model=found.name, version=version, run_id=found.run_id or "", model_uri=version_uri(found.name, version),
+        sha256=found.tags.get(FILES_TAG, ""),
+    )  # fmt: skip
+
+
+def _fitting(description: str) -> str:
+    if len(description) <= _DESCRIPTION_LIMIT:
+        return description
+    notice = "\n\nCut here: the whole text is in report.html among the run's artifacts."
+    return description[: description.rfind("\n", 0, _DESCRIPTION_LIMIT - len(notice))] + notice
+
+
+def _make_folder(home: Path) -> None:
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the home folder {home} cannot be made ({error}). There is no place for the registry, so nothing was started. "
+            "Set SEATRIAL_HOME to a folder that this user can write."
+        ) from None
+
+
+@contextlib.contextmanager
+def _explained(what: str) -> Iterator[None]:
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        raise StoreError(
+            f"MLflow could not {what} ({error}). The serving pointer is not touched by that. Check SEATRIAL_MLFLOW_TRACKING_URI and that "
+            "the server answers, then run the command again: every step may be repeated."
+        ) from error

@@ -1,0 +1,174 @@
+"""Objects in an S3 bucket (or a store that speaks S3), with conditional puts: If-None-Match and If-Match."""
+
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+
+from infra.settings import StoreSettings
+from infra.store import ANOTHER_BODY, NOT_THE_SAME, NotFoundError, checked_key, checked_prefix, conflict, not_found
+from validation.canonical import sha256_hex
+from validation.errors import ConfigError, EvidenceError, StoreError
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+Result = TypeVar("Result")
+
+_LOST = ("PreconditionFailed", "ConditionalRequestConflict", "412", "409")
+_ABSENT = ("NoSuchKey", "404", "NotFound")
+_WRITE_ONCE_TRIES = 5  # a 409 says that another conditional write is in flight; it is over within one round trip
+_PROBE_KEY = "probe/conditional-writes"
+
+
+class S3Store:
+    """Key = object name below the prefix; etag = S3's own. Each object carries its sha256 and is verified when read."""
+
+    def __init__(self, client: "S3Client", bucket: str, prefix: str = "") -> None:
+        self._client = client
+        self._bucket = bucket
+        self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
+        self._where = f"s3://{bucket}/{prefix}".rstrip("/")
+
+    @classmethod
+    def connect(cls, settings: StoreSettings) -> "S3Store":
+        """Make a client with the settings' endpoint, region, timeouts and bounded retries; sends nothing yet."""
+        bucket, _, prefix = settings.store.removeprefix("s3://").partition("/")
+        config = Config(
+            connect_timeout=settings.store_connect_timeout_s,
+            read_timeout=settings.store_read_timeout_s,
+            retries={"mode": "standard", "total_max_attempts": settings.store_attempts},
+            s3={"addressing_style": "path"} if settings.store_endpoint else {},  # own endpoints rarely serve bucket.host names
+        )
+        try:
+            session = boto3.session.Session(region_name=settings.store_region)
+            client = session.client("s3", endpoint_url=settings.store_endpoint, config=config)
+        except (BotoCoreError, ValueError) as error:
+            raise ConfigError(
+                f"no S3 client for {settings.store} ({error}). Nothing was started. Check SEATRIAL_STORE_ENDPOINT, SEATRIAL_STORE_REGION."
+            ) from None
+        return cls(client, bucket, prefix)
+
+    def probe(self) -> None:
+        """Write one small object and see that conditions are kept. Raises ConfigError or StoreError saying what to do."""
+        self.put_new(_PROBE_KEY, b"Sea Trial was here\n")
+        for condition in ({"IfNoneMatch": "*"}, {"IfMatch": '"00000000000000000000000000000000"'}):
+            if self._put(_PROBE_KEY, b"Sea Trial was here\n", condition) is not None:
+                raise StoreError(
+                    f"{self._where} ignores conditional writes ({', '.join(condition)}). Two releases could overwrite each other's "
+                    "decision, so nothing was started. Use a store that supports If-None-Match and If-Match on PutObject."
+                )
+
+    def get(self, key: str) -> bytes:
+        return self.get_with_etag(key)[0]
+
+    def get_with_etag(self, key: str) -> tuple[bytes, str]:
+        def fetch() -> tuple[bytes, str, str]:
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._name(key))
+            return answer["Body"].read(), answer["ETag"], answer["Metadata"].get("sha256", "")
+
+        body, etag, expected = self._ask(fetch, "read", key)
+        if expected and sha256_hex(body) != expected:
+            raise EvidenceError(
+                f"'{key}' in {self._where} is not what was written: sha256 {sha256_hex(body)}, recorded {expected}. It cannot be trusted. "
+                "Restore it from a backup or an older object version, and find out who can write to the bucket."
+            )
+        return body, etag
+
+    def exists(self, key: str) -> bool:
+        try:
+            self._ask(lambda: self._client.head_object(Bucket=self._bucket, Key=self._name(key)), "read", key)
+        except NotFoundError:
+            return False
+        return True
+
+    def list(self, prefix: str) -> list[str]:
+        checked_prefix(prefix)
+
+        def pages() -> list[str]:
+            walk = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix + prefix)
+            return [item["Key"].removeprefix(self._prefix) for page in walk for item in page.get("Contents", [])]
+
+        return sorted(self._ask(pages, "list", prefix))
+
+    def put_new(self, key: str, body: bytes) -> None:
+        for _ in range(_WRITE_ONCE_TRIES):
+            if self._put(key, body, {"IfNoneMatch": "*"}) is not None:
+                return
+            if self.exists(key):
+                break
+        # a retried request may have met its own first attempt, so the body decides, not the answer
+        if not self.exists(key) or self.get(key) != body:
+            raise conflict(key, self._where, ANOTHER_BODY)
+
+    def replace(self, key: str, body: bytes, etag: str | None) -> str:
+        token = secrets.token_hex(16)
+        condition = {"IfNoneMatch": "*"} if etag is None else {"IfMatch": etag}
+        written = self._put(key, body, condition, token)
+        if written is None:
+            written = self._etag_if_mine(key, token)
+        if written is None:
+            raise conflict(key, self._where, NOT_THE_SAME)
+        return written
+
+    def _etag_if_mine(self, key: str, token: str) -> str | None:
+        # a lost answer makes the client repeat a write that had won; the token in the metadata tells it from somebody else's
+        try:
+            answer = self._ask(lambda: self._client.head_object(Bucket=self._bucket, Key=self._name(key)), "read", key)
+        except NotFoundError:
+            return None
+        return answer["ETag"] if answer["Metadata"].get("write") == token else None
+
+    def _put(self, key: str, body: bytes, condition: dict[str, Any], token: str = "") -> str | None:
+        def send() -> str | None:
+            try:
+                answer = self._client.put_object(
+                    Bucket=self._bucket, Key=self._name(key), Body=body, ChecksumAlgorithm="SHA256",
+                    Metadata={"sha256": sha256_hex(body), "write": token}, **condition,
+                )  # fmt: skip
+            except ClientError as error:
+                if _code(error) in _LOST or ("IfMatch" in condition and _code(error) in _ABSENT):
+                    return None
+                raise
+            return answer["ETag"]
+
+        return self._ask(send, "write", key)
+
+    def _name(self, key: str) -> str:
+        return self._prefix + checked_key(key)
+
+    def _ask(self, question: Callable[[], Result], what: str, key: str) -> Result:
+        try:
+            return question()
+        except (NoCredentialsError, PartialCredentialsError) as error:
+            raise ConfigError(
+                f"no S3 credentials for {self._where} ({error}). Nothing was read or written. Set AWS_PROFILE or AWS_ACCESS_KEY_ID and "
+                "AWS_SECRET_ACCESS_KEY, or give the machine a role."
+            ) from None
+        except ClientError as error:
+            if _code(error) in _ABSENT and what == "read":
+                raise not_found(key, self._where) from error
+            raise StoreError(self._refusal(error, what, key)) from error
+        except (BotoCoreError, OSError) as error:
+            raise StoreError(
+                f"cannot {what} '{key}': {self._where} is not reachable ({error}). A write may or may not have arrived. Check the network "
+                "and SEATRIAL_STORE_ENDPOINT, then run the command again: it reads before it writes."
+            ) from error
+
+    def _refusal(self, error: ClientError, what: str, key: str) -> str:
+        status, code = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode"), _code(error)
+        hint = f"The store answered: {error}. Look up this code in the store's manual, then run the command again."
+        if code == "NoSuchBucket":
+            hint = f"There is no bucket '{self._bucket}' there. Make it, or correct SEATRIAL_STORE (and SEATRIAL_STORE_REGION)."
+        elif status == 403:
+            hint = "These credentials may not do that. Grant s3:GetObject, s3:PutObject and s3:ListBucket there, or use others."
+        elif status == 301:
+            hint = "The bucket is in another region. Correct SEATRIAL_STORE_REGION."
+        return f"cannot {what} '{key}' in {self._where} (status {status}, {code}). Nothing was changed. {hint}"
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))

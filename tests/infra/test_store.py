@@ -1,0 +1,376 @@
+import multiprocessing
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import boto3
+import pytest
+from helpers_stores import KINDS, s3_settings
+
+from infra.settings import Settings
+from infra.store import (
+    MemoryStore,
+    NotFoundError,
+    ObjectStore,
+    evidence_key,
+    get_blob,
+    get_evidence,
+    open_store,
+    put_blob,
+    put_evidence,
+)
+from infra.store_folder import FolderStore
+from infra.store_s3 import S3Store
+from validation.errors import ConfigError, ConflictError, EvidenceError, StoreError
+
+every_store = pytest.mark.parametrize("store", KINDS, indirect=True)
+WRITERS = 16
+
+
+def race(attempt: Callable[[int], bool]) -> list[int]:
+    """Run WRITERS attempts at once; the numbers of those that won."""
+    with ThreadPoolExecutor(WRITERS) as pool:
+        return [number for number, won in enumerate(pool.map(attempt, range(WRITERS))) if won]
+
+
+def wins(write: Callable[[], object]) -> bool:
+    """Whether a conditional write won; any other error is raised."""
+    try:
+        write()
+    except ConflictError:
+        return False
+    return True
+
+
+@every_store
+def test_what_is_put_is_got(store: ObjectStore) -> None:
+    """A body comes back byte for byte, empty ones too."""
+    store.put_new("a/b", b"\x00body\n")
+    store.put_new("a/empty", b"")
+
+    assert (store.get("a/b"), store.get("a/empty"), store.exists("a/b"), store.exists("a/c")) == (b"\x00body\n", b"", True, False)
+
+
+@every_store
+def test_an_absent_key_says_so(store: ObjectStore) -> None:
+    """Getting a key that was never written is NotFoundError, a StoreError."""
+    with pytest.raises(NotFoundError, match="no object 'a/b'"):
+        store.get("a/b")
+
+
+@every_store
+def test_a_listing_is_sorted_and_by_text_prefix(store: ObjectStore) -> None:
+    """list() gives full keys in order, for any beginning of a key."""
+    for key in ("r/b/2", "r/b/10", "r/bc", "r/a", "s/x"):
+        store.put_new(key, b"x")
+
+    assert store.list("r/b") == ["r/b/10", "r/b/2", "r/bc"]
+    assert store.list("r/b/") == ["r/b/10", "r/b/2"]
+    assert store.list("nothing/") == []
+    assert [key for key in store.list("") if not key.startswith("probe/")] == ["r/a", "r/b/10", "r/b/2", "r/bc", "s/x"]
+
+
+@every_store
+def test_write_once(store: ObjectStore) -> None:
+    """The same body again is fine, another one is a conflict and changes nothing."""
+    store.put_new("k", b"one")
+    store.put_new("k", b"one")
+
+    with pytest.raises(ConflictError, match="Read the object again"):
+        store.put_new("k", b"two")
+    assert store.get("k") == b"one"
+
+
+@every_store
+def test_compare_and_set(store: ObjectStore) -> None:
+    """A write with the current etag wins once; the old etag then loses, and so does `must not exist`."""
+    first = store.replace("k", b"1", None)
+    second = store.replace("k", b"2", first)
+
+    assert store.get_with_etag("k") == (b"2", second)
+    for stale in (first, None):
+        with pytest.raises(ConflictError):
+            store.replace("k", b"3", stale)
+    assert store.get("k") == b"2"
+
+
+@every_store
+def test_an_etag_of_nothing_loses(store: ObjectStore) -> None:
+    """Replacing an object that is not there is a conflict, not a creation."""
+    with pytest.raises(ConflictError):
+        store.replace("k", b"1", '"0123456789abcdef0123456789abcdef"')
+
+    assert not store.exists("k")
+
+
+@every_store
+@pytest.mark.parametrize(
+    "key", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/", "a b", "a\\b", ".tmp/x", "a/.hidden", "ä", "x" * 901, "a\n"]
+)
+def test_no_key_leaves_the_store(store: ObjectStore, key: str) -> None:
+    """Keys that could name something outside are refused by every operation."""
+    calls: list[Callable[[], object]] = [
+        lambda: store.get(key), lambda: store.exists(key), lambda: store.put_new(key, b""), lambda: store.replace(key, b"", None),
+    ]  # fmt: skip
+    for call in calls:
+        with pytest.raises(StoreError, match="not a valid object key"):
+            call()
+
+
+@every_store
+def test_a_prefix_cannot_leave_either(store: ObjectStore) -> None:
+    """Listing `..` is refused."""
+    with pytest.raises(StoreError, match="cannot start a valid object key"):
+        store.list("../")
+
+
+@every_store
+def test_one_of_many_creates(store: ObjectStore) -> None:
+    """Of many threads that write other bodies once, exactly one wins, and its body stands."""
+    won = race(lambda number: wins(lambda: store.put_new("race/k", str(number).encode())))
+
+    assert [store.get("race/k")] == [str(number).encode() for number in won]
+
+
+@every_store
+def test_one_of_many_replaces(store: ObjectStore) -> None:
+    """Of many threads that replace the same etag, exactly one wins, and its body stands."""
+    etag = store.replace("race/k", b"start", None)
+
+    won = race(lambda number: wins(lambda: store.replace("race/k", str(number).encode(), etag)))
+
+    assert [store.get("race/k")] == [str(number).encode() for number in won]
+
+
+def _count_up(root: str, times: int) -> None:
+    store = FolderStore(root)
+    for _ in range(times):
+        while True:
+            body, etag = store.get_with_etag("count")
+            if wins(lambda body=body, etag=etag: store.replace("count", str(int(body) + 1).encode(), etag)):
+                break
+
+
+def test_processes_lose_no_update(tmp_path: Path) -> None:
+    """Three processes that count up by compare-and-set in one folder reach the sum."""
+    FolderStore(tmp_path).replace("count", b"0", None)
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=_count_up, args=(str(tmp_path), 20)) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(60)
+
+    assert [worker.exitcode for worker in workers] == [0, 0, 0]
+    assert FolderStore(tmp_path).get("count") == b"60"
+
+
+def test_a_killed_writer_leaves_a_whole_object(tmp_path: Path) -> None:
+    """SIGKILL in the middle of writing leaves a body that was written whole, and no lock that blocks the next writer."""
+    store = FolderStore(tmp_path)
+    store.replace("count", b"0", None)
+    writer = multiprocessing.get_context("fork").Process(target=_count_up, args=(str(tmp_path), 10**9))
+    writer.start()
+    while int(store.get("count")) < 5:
+        time.sleep(0.001)
+    os.kill(writer.pid or 0, signal.SIGKILL)
+    writer.join(10)
+
+    body, etag = store.get_with_etag("count")
+    store.replace("count", str(int(body) + 1).encode(), etag)
+    assert int(store.get("count")) == int(body) + 1 >= 6
+
+
+def test_a_folder_keeps_no_temporary_files(tmp_path: Path) -> None:
+    """After wins and losses nothing but objects and locks is left."""
+    store = open_store(Settings.load(home=tmp_path, store=str(tmp_path / "s")))
+    etag = store.replace("k", b"1", None)
+    store.replace("k", b"2", etag)
+    assert not wins(lambda: store.replace("k", b"3", etag))
+
+    assert list((tmp_path / "s" / ".tmp").iterdir()) == []
+    assert store.list("") == ["k"]
+
+
+@pytest.mark.parametrize("where", ["/proc/nowhere", "a file/store"], ids=["proc", "below-a-file"])
+def test_an_unwritable_folder_is_a_bad_setting(tmp_path: Path, where: str) -> None:
+    """A folder that cannot be written is a ConfigError that names the variable, before anything starts."""
+    (tmp_path / "a file").write_text("")
+
+    with pytest.raises(ConfigError, match="set SEATRIAL_STORE to a folder"):
+        open_store(Settings.load(home=tmp_path, store=str(tmp_path / where)))
+
+
+def test_reading_does_not_make_a_folder(tmp_path: Path) -> None:
+    """A store opened for reading is empty where there is no folder, and leaves none."""
+    store = open_store(Settings.load(home=tmp_path / "home"), writable=False)
+
+    assert (store.list(""), store.exists("a"), list(tmp_path.iterdir())) == ([], False, [])
+
+
+def test_a_key_below_an_object_is_a_store_error(tmp_path: Path) -> None:
+    """A folder cannot hold `a` and `a/b`; the second is refused with a StoreError."""
+    store = FolderStore(tmp_path)
+    store.put_new("a", b"")
+
+    with pytest.raises(StoreError, match="cannot write 'a/b'"):
+        store.put_new("a/b", b"")
+
+
+def test_a_missing_bucket_names_the_setting(tmp_path: Path, s3: str) -> None:
+    """Opening a bucket that is not there says which setting to correct."""
+    with pytest.raises(StoreError, match=r"no bucket 'absent'.*SEATRIAL_STORE"):
+        open_store(s3_settings(tmp_path, s3, "s3://absent"))
+
+
+def test_an_unreachable_endpoint_ends_in_time(tmp_path: Path, s3: str) -> None:
+    """A closed port is a StoreError after the bounded number of attempts."""
+    settings = s3_settings(tmp_path, "http://127.0.0.1:9", "s3://trial", store_attempts=1, store_connect_timeout_s=0.5)
+
+    with pytest.raises(StoreError, match=r"not reachable.*SEATRIAL_STORE_ENDPOINT"):
+        open_store(settings)
+
+
+def test_a_silent_endpoint_ends_in_time(tmp_path: Path, s3: str) -> None:
+    """An endpoint that accepts and never answers is a StoreError after the read time-out."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        settings = s3_settings(tmp_path, endpoint, "s3://trial", store_attempts=1, store_read_timeout_s=0.3)
+
+        with pytest.raises(StoreError, match="may or may not have arrived"):
+            open_store(settings)
+
+
+class _Forbidden(BaseHTTPRequestHandler):
+    def do_PUT(self) -> None:
+        self.send_response(403)
+        self.end_headers()
+        self.wfile.write(b"<Error><Code>AccessDenied</Code><Message>no</Message></Error>")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Keep the test's output clean."""
+
+
+def test_a_forbidden_bucket_names_the_rights(tmp_path: Path, s3: str) -> None:
+    """A 403 says which rights are needed."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Forbidden) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(StoreError, match=r"status 403, AccessDenied.*Grant s3:GetObject"):
+            open_store(s3_settings(tmp_path, f"http://127.0.0.1:{server.server_port}", "s3://trial"))
+        server.shutdown()
+
+
+def test_missing_credentials_are_a_bad_setting(tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without credentials S3 is a ConfigError that says how to give them."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+
+    with pytest.raises(ConfigError, match="AWS_PROFILE"):
+        open_store(s3_settings(tmp_path, s3, "s3://trial/x"))
+
+
+def test_an_object_altered_in_the_bucket_is_noticed(tmp_path: Path, s3: str) -> None:
+    """A body that differs from the sha256 it was written with is not handed out."""
+    store = open_store(s3_settings(tmp_path, s3, "s3://trial/altered"))
+    store.put_new("k", b"good")
+    client = boto3.client("s3", endpoint_url=s3, region_name="us-east-1")
+    metadata = client.head_object(Bucket="trial", Key="altered/k")["Metadata"]
+    client.put_object(Bucket="trial", Key="altered/k", Body=b"evil", Metadata=metadata)
+
+    with pytest.raises(EvidenceError, match="not what was written"):
+        store.get("k")
+
+
+class _AnswerLost:
+    """A client whose first put reaches the bucket, and is then repeated because its answer was lost."""
+
+    def __init__(self, client: object) -> None:
+        self._client = client
+
+    def put_object(self, **request: object) -> object:
+        self._client.put_object(**request)  # type: ignore[attr-defined]
+        return self._client.put_object(**request)  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._client, name)
+
+
+def test_a_repeated_winning_write_is_still_a_win(tmp_path: Path, s3: str) -> None:
+    """When the answer to a won compare-and-set is lost and the request repeated, the writer learns that it won."""
+    client = boto3.client("s3", endpoint_url=s3, region_name="us-east-1")
+    store = S3Store(_AnswerLost(client), "trial", "lost-answer")  # type: ignore[arg-type]
+
+    etag = store.replace("k", b"1", None)
+    etag = store.replace("k", b"2", etag)
+    store.put_new("once", b"x")
+
+    assert store.get_with_etag("k") == (b"2", etag)
+
+
+class _Careless:
+    """A client of a store that ignores conditions, as some S3-compatible ones do."""
+
+    def __init__(self, client: object) -> None:
+        self._client = client
+
+    def put_object(self, **request: object) -> object:
+        kept = {name: value for name, value in request.items() if name not in ("IfMatch", "IfNoneMatch")}
+        return self._client.put_object(**kept)  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._client, name)
+
+
+def test_a_store_that_ignores_conditions_is_refused(s3: str) -> None:
+    """The probe notices a bucket whose conditional writes are not conditional."""
+    store = S3Store(_Careless(boto3.client("s3", endpoint_url=s3, region_name="us-east-1")), "trial", "careless")  # type: ignore[arg-type]
+
+    with pytest.raises(StoreError, match="ignores conditional writes"):
+        store.probe()
+
+
+@every_store
+def test_evidence_is_addressed_by_content(store: ObjectStore) -> None:
+    """Equal values have one digest and one object; it comes back as written."""
+    one = put_evidence(store, {"b": float("nan"), "a": (1, 2)})
+    again = put_evidence(store, {"a": [1, 2], "b": float("nan")})
+
+    assert one == again
+    assert get_evidence(store, one) == {"a": [1, 2], "b": "NaN"}
+    assert store.list("evidence/") == [f"evidence/sha256/{one}"]
+
+
+def test_altered_evidence_is_refused() -> None:
+    """Evidence whose bytes do not have the digest in its name is an EvidenceError."""
+    store = MemoryStore()
+    digest = put_evidence(store, {"outcome": "fail"})
+    _, etag = store.get_with_etag(evidence_key(digest))
+    store.replace(evidence_key(digest), b'{"outcome":"pass"}', etag)
+
+    with pytest.raises(EvidenceError, match="was altered"):
+        get_evidence(store, digest)
+
+
+@pytest.mark.parametrize("digest", ["0" * 64, "../../models/x/pointer", "", "0" * 63 + "G"], ids=["absent", "path", "empty", "no-hex"])
+def test_absent_evidence_is_refused(digest: str) -> None:
+    """Evidence that is not there, and names that are no digest, are EvidenceErrors."""
+    with pytest.raises(EvidenceError):
+        get_evidence(MemoryStore(), digest)
+
+
+def test_a_blob_is_not_a_document() -> None:
+    """Bytes come back verified; asked for as a JSON document they are refused."""
+    store = MemoryStore()
+    digest = put_blob(store, b"PAR1\xff")
+
+    assert get_blob(store, digest) == b"PAR1\xff"
+    with pytest.raises(EvidenceError, match="not a JSON object"):
+        get_evidence(store, digest)
