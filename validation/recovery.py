@@ -178,7 +178,7 @@ def _plots(records: RecoveryRecords, policy: RecoveryPolicy) -> list[Plot]:
         for segment in SEGMENTS
     )  # fmt: skip
     title = f"Seconds from death to the next update (budget {policy.budget_s.value:g} s)"
-    return [Plot(title=title, kind="bar", x_label="recovery", y_label="seconds", series=series)] if labels else []
+    return [Plot(title=title, kind="bar", x_label="recovery", y_label="seconds", series=series, stacked=True)] if labels else []
 
 
 def project_recovery(recovery: Recovery, *, state_mib: float, budget_s: float, ranks: int = PROJECTED_GPUS) -> Projection:

@@ -174,4 +174,5 @@ def _phase_plot(summary: Summary) -> Plot:
         Series(name=name.removesuffix("_ms"), x=x, y=tuple(size.phase_ms.get(name, 0.0) for size in summary.sizes))
         for name in _phase_names(summary)
     )
-    return Plot(title="Phases of a step", kind="bar", x_label="world size (ranks)", y_label="ms a step, mean over ranks", series=series)
+    y_label = "ms a step, mean over ranks"
+    return Plot(title="Phases of a step", kind="bar", x_label="world size (ranks)", y_label=y_label, series=series, stacked=True)
