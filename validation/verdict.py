@@ -197,7 +197,9 @@ def sentence(item: Check) -> str:
 def _shown(value: float | str | None) -> str:
     if isinstance(value, str):
         return value[:12] + "…" if len(value) > 24 and " " not in value else value
-    return "nothing" if value is None else f"{value:.4g}"
+    if value is None:
+        return "nothing"
+    return "NaN" if math.isnan(value) else f"{value:.4g}"
 
 
 def controlled(verdict: GateVerdict, planted: str, expected: str, on_planted: GateVerdict) -> GateVerdict:

@@ -1,0 +1,170 @@
+"""A release as markdown: the registry's version page and the workflow engine's artifacts.
+
+The registry's list of versions shows a description's first line raw, so it is a plain sentence. Its page drops data URIs, so plots
+are linked as files logged to the run (`plot_files` says which); workflow artifacts show data URIs, so there they are inlined.
+Text from outside is escaped: it can break neither a table nor out of its sentence.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from urllib.parse import quote
+
+from infra.plots import plot_png
+from infra.report import GateLine, ReleaseReport, by_urgency, control_sentence, data_uri, gate_words, headline, is_passed, serving_sentence
+from infra.wording import CHECK_WORDS, COMPARISON_SIGNS, deciding, duration, interval, number, ordered, pair, slug, stopped
+from validation.verdict import Check, GateVerdict, Plot
+
+KEY_PLOTS = 5  # on the version's page; the report has them all
+DESCRIPTION_CHARS = 5000  # what the registry's database column holds; longer ones are refused by PostgreSQL
+KEY_GATES = ("scaling", "slice_quality", "gradient_equivalence", "kill_and_resume")  # whose first plot is shown when all is well
+LISTED_CHECKS = 20  # in an artifact; the report has them all
+
+
+def registry_description(report: ReleaseReport, run_id: str, experiment_id: str) -> str:
+    """Write the version page: a plain sentence, what to do, verdicts, key plots, the way to the full report.
+
+    The run must hold `report.html` and every file of `plot_files(report)`.
+    """
+    run, experiment = quote(run_id, safe=""), quote(experiment_id, safe="")
+    plots = (f"![{_text(plot.title)}](get-artifact?path={path}&run_uuid={run})" for path, plot in _key_plots(report))
+    return _fitted(
+        _text(headline(report)),
+        _text(serving_sentence(report)),
+        f"**Do next:** {_text(stopped(report.action))}" if report.action else "",
+        f"[report](#/experiments/{experiment}/runs/{run}/artifacts/report.html): every check, plot, cost and digest of release "
+        f"{_text(report.release_id)}.",
+        _verdict_table(report),
+        f"Question: {_text(stopped(report.card.question))} Owner: {_text(report.card.owner)}.",
+        *plots,
+    )
+
+
+def plot_files(report: ReleaseReport) -> dict[str, bytes]:
+    """Every plot of a release as PNG, by its artifact path "plots/NAME.png"; the names `registry_description` links."""
+    return {path: plot_png(plot) for path, _, plot in _named_plots(report)}
+
+
+def gate_artifact_markdown(line: GateLine) -> str:
+    """One gate for a workflow artifact: outcome, reason, action, control, checks, plots inline."""
+    verdict = line.verdict
+    checks = ordered(verdict.checks)
+    left_out = len(checks) - LISTED_CHECKS
+    rows = [[row[key] for key in _COLUMNS] for row in map(_row, checks[:LISTED_CHECKS])]
+    return _paragraphs(
+        f"## {_text(verdict.gate)}: {gate_words(line)}",
+        _text(stopped(verdict.reason)),
+        f"**Do next:** {_text(stopped(verdict.action))}" if verdict.action else "",
+        f"**Positive control:** {_text(control_sentence(verdict.control))}",
+        f"**Reused, not run again:** {_text(stopped(line.reuse_reason))}" if line.reused else "",
+        _table(_COLUMNS, rows) if rows else "",
+        f"{left_out} more checks, none worse than these, stand in the report." if left_out > 0 else "",
+        *(f"![{_text(plot.title)}]({data_uri(plot_png(plot))})" for plot in verdict.plots),
+        *(f"- {_text(note)}" for note in verdict.notes),
+        f"{duration(line.seconds)} of wall clock, {number(line.worker_seconds, 3)} worker-seconds, evidence sha256 "
+        f"`{_code(line.evidence_sha256)}`",
+    )
+
+
+def release_summary_markdown(report: ReleaseReport) -> str:
+    """A whole release for a workflow artifact: decision, next step, verdicts, cost, and the first plot of each gate that did not pass."""
+    plots = [line.verdict.plots[0] for line in by_urgency(report) if not is_passed(line) and line.verdict.plots]
+    cost = [[line.name, number(line.amount), line.unit, line.note] for line in report.cost]
+    return _paragraphs(
+        f"## {_text(headline(report))}",
+        _text(serving_sentence(report)),
+        f"**Why:** {_text(stopped(report.reason))}",
+        f"**Do next:** {_text(stopped(report.action or 'nothing; the release is done'))}",
+        _verdict_table(report),
+        *(f"![{_text(plot.title)}]({data_uri(plot_png(plot))})" for plot in plots),
+        _table(("cost", "amount", "unit", "how measured"), cost) if cost else "",
+        f"Release `{_code(report.release_id)}` of {_text(report.recipe)}, {_text(report.started_at)} to {_text(report.finished_at)}.",
+    )
+
+
+_COLUMNS = ("check", "outcome", "observed", "has to be", "unit", "whose", "threshold comes from")
+
+
+def table_rows(verdict: GateVerdict) -> list[dict[str, str]]:
+    """Checks as rows for a table artifact, worst first; every value is text."""
+    return [_row(item) for item in ordered(verdict.checks)]
+
+
+def _row(item: Check) -> dict[str, str]:
+    observed, threshold = pair(item.observed, item.threshold)
+    values = (
+        item.name,
+        CHECK_WORDS[item.passed],
+        f"{observed} {interval(item.interval)}".strip(),
+        f"{COMPARISON_SIGNS[item.comparison]} {threshold}" if item.threshold is not None else "no threshold",
+        item.unit,
+        item.where,
+        item.source,
+    )
+    return dict(zip(_COLUMNS, values, strict=True))
+
+
+def _verdict_table(report: ReleaseReport) -> str:
+    rows = []
+    for line in report.gates:
+        decided = deciding(line.verdict)
+        where = f" ({decided.where})" if decided.where else ""
+        rows.append(
+            [line.verdict.gate, gate_words(line), decided.what + where, decided.measured, decided.needed, line.evidence_sha256[:12]]
+        )
+    rows += [[gate, "not run", "the release ended before this gate", "", "", ""] for gate in report.not_run]
+    return _table(("gate", "outcome", "what decided", "measured", "has to be", "evidence"), rows)
+
+
+def _named_plots(report: ReleaseReport) -> list[tuple[str, str, Plot]]:
+    """(artifact path, gate, plot) of every plot; the position keeps equal titles apart."""
+    return [
+        (f"plots/{slug(line.verdict.gate)}-{position}-{slug(plot.title)}.png", line.verdict.gate, plot)
+        for line in report.gates
+        for position, plot in enumerate(line.verdict.plots, start=1)
+    ]
+
+
+def _key_plots(report: ReleaseReport) -> list[tuple[str, Plot]]:
+    """First all plots of gates that did not pass, then the first plot of each key gate."""
+    named = _named_plots(report)
+    urgent = [line.verdict.gate for line in by_urgency(report) if not is_passed(line)]
+    shown = [(path, plot) for gate in urgent for path, owner, plot in named if owner == gate]
+    for gate in KEY_GATES:
+        shown += [(path, plot) for path, owner, plot in named if owner == gate and gate not in urgent][:1]
+    return shown[:KEY_PLOTS]
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([_text(value) for value in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _text(text: str) -> str:
+    """Text on one line that opens no tag, link, emphasis or table cell; sentences and their `commands` stay as they were written."""
+    parts = " ".join(text.split()).split("`")
+    if len(parts) % 2 == 0:  # a backtick without a partner would open code that never ends
+        parts = ["'".join(parts)]
+    return "`".join(part.replace("|", r"\|") if i % 2 else _prose(part) for i, part in enumerate(parts))
+
+
+def _prose(text: str) -> str:
+    line = re.sub(r"([\\*|])", r"\\\1", text)
+    line = re.sub(r"<(?=[A-Za-z/!?])", r"\\<", line)
+    line = re.sub(r"&(?=#|[A-Za-z]+;)", "&amp;", line)
+    return re.sub(r"\](?=[(\[:])", r"\\]", line)
+
+
+def _code(text: str) -> str:
+    return " ".join(text.replace("`", "'").split())
+
+
+def _fitted(*parts: str) -> str:
+    """Paragraphs in order of importance, the last ones left out where the registry's limit would cut them."""
+    kept = [part for part in parts if part]
+    while len(kept) > 1 and len(_paragraphs(*kept)) > DESCRIPTION_CHARS:
+        kept.pop()
+    return _paragraphs(*kept)[:DESCRIPTION_CHARS]
+
+
+def _paragraphs(*parts: str) -> str:
+    return "\n\n".join(part for part in parts if part) + "\n"

@@ -1,0 +1,272 @@
+"""A release as people see it: the record everything is shown from, its sentences, its JSON document and its HTML page.
+
+ReleaseReport ──> render_html      one self-contained page (this module, templates/report.html.j2)
+              ──> infra.markdown   registry description, workflow artifacts
+              ──> infra.terminal   `seatrial show`
+              ──> release_document the JSON document of `seatrial release --json`
+"""
+
+import struct
+from base64 import b64encode
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import jinja2
+from markupsafe import Markup, escape
+
+from infra import wording
+from infra.plots import plot_png
+from validation.canonical import plain
+from validation.verdict import Check, Control, GateVerdict, Outcome, Plot, Table
+
+Decision = Literal["promoted", "fell_back", "held"]
+DECISION_WORDS = {"promoted": "Promoted", "fell_back": "Refused", "held": "Held"}
+SERVING_WORDS = {"candidate": "candidate", "last_known_good": "last known-good", "baseline": "baseline"}
+FOLD_CHECKS = 8  # more passed checks than these are folded away behind the failed ones
+FOLD_ROWS = 14  # longer tables that stand beside no plot are folded
+SHOWN_PX = 640  # width of a plot on the page
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportCard:
+    """Words about the recipe, for people."""
+
+    question: str
+    action: str
+    owner: str
+    utility_unit: str
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GateLine:
+    """One gate in a release: its verdict and how it came about."""
+
+    verdict: GateVerdict
+    attempt: int  # 1-based; more than 1 stays visible
+    reused: bool
+    reuse_reason: str  # why an earlier verdict is still valid; "" unless reused
+    seconds: float  # wall clock of probe and judgement
+    worker_seconds: float  # ranks x seconds
+    evidence_sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostLine:
+    """One measured cost."""
+
+    name: str
+    amount: float | None  # None: not measured
+    unit: str
+    note: str = ""  # how it was measured, what is in it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseReport:
+    """All that is shown of a release."""
+
+    release_id: str
+    recipe: str
+    card: ReportCard
+    decision: Decision
+    serving_kind: str  # "candidate" | "last_known_good" | "baseline"; "" when nothing serves
+    serving_version: str  # "" when nothing serves
+    candidate_version: str  # "" when it was never registered
+    reason: str  # one sentence
+    action: str  # what to do next; "" when nothing
+    gates: tuple[GateLine, ...]  # in the order they were judged
+    cost: tuple[CostLine, ...]
+    started_at: str  # UTC, ISO
+    finished_at: str
+    digests: Mapping[str, str]  # sha256 of everything a verdict depends on: code, data, config, policy, machine
+    machine: str = ""  # where it was measured, in words
+    not_run: tuple[str, ...] = ()  # gates the release never came to
+
+
+def is_passed(line: GateLine) -> bool:
+    """Whether a gate lets the release go on."""
+    return line.verdict.outcome is Outcome.PASS
+
+
+def by_urgency(report: ReleaseReport) -> tuple[GateLine, ...]:
+    """Failed gates first, then inconclusive ones, then passed ones; the release's order within."""
+    rank = {Outcome.FAIL: 0, Outcome.INCONCLUSIVE: 1, Outcome.PASS: 2}
+    return tuple(sorted(report.gates, key=lambda line: rank[line.verdict.outcome]))
+
+
+def headline(report: ReleaseReport) -> str:
+    """The decision in one plain sentence, e.g. "Promoted: six of six gates pass."; no marks, one line."""
+    passed, total = sum(map(is_passed, report.gates)), len(report.gates) + len(report.not_run)
+    tally = f"{wording.count(passed)} of {wording.count(total)} gates pass"
+    if report.decision == "promoted":
+        others = ", ".join(f"{line.verdict.gate} {_state(line)}" for line in by_urgency(report) if not is_passed(line))
+        return f"Promoted: {tally}{f'; {others}, which the policy does not require' if others else ''}."
+    word = DECISION_WORDS[report.decision]
+    worst = by_urgency(report)[:1]
+    if not worst or is_passed(worst[0]):
+        return wording.stopped(f"{word}: {report.reason or tally}")
+    return wording.stopped(f"{word}: {worst[0].verdict.gate} {_state(worst[0])}: {worst[0].verdict.reason}")
+
+
+def _state(line: GateLine) -> str:
+    return "failed" if line.verdict.outcome is Outcome.FAIL else "is inconclusive"
+
+
+def tally(report: ReleaseReport) -> str:
+    """How many gates passed, failed, were inconclusive or never run."""
+    counts = Counter(line.verdict.outcome for line in report.gates)
+    parts = [f"{counts[outcome]} {word}" for outcome, word in wording.OUTCOME_WORDS.items() if counts[outcome]]
+    return ", ".join([*parts, *([f"{len(report.not_run)} not run"] if report.not_run else [])]) or "no gate was run"
+
+
+def serving_sentence(report: ReleaseReport) -> str:
+    """What serves now, and what became of the candidate."""
+    kind = SERVING_WORDS.get(report.serving_kind, report.serving_kind)
+    serves = f"The {kind}, version {report.serving_version}, serves." if kind else "Nothing serves."
+    if report.serving_kind == "candidate":
+        return serves
+    version = f", version {report.candidate_version}," if report.candidate_version else ""
+    return f"{serves} The candidate{version} {'may not serve' if report.decision == 'fell_back' else 'waits'}."
+
+
+def gate_words(line: GateLine) -> str:
+    """Outcome in words; a later attempt and reuse stay visible."""
+    words = wording.OUTCOME_WORDS[line.verdict.outcome]
+    attempt = f" on attempt {line.attempt}" if line.attempt > 1 else ""
+    return f"{words}{attempt}{', reused' if line.reused else ''}"
+
+
+def control_sentence(control: Control | None) -> str:
+    """What was planted and whether the gate saw it."""
+    if control is None:
+        return "No defect was planted in this run."
+    return wording.stopped(f"planted {control.planted}: {'caught' if control.caught else 'MISSED'} ({control.detail})")
+
+
+def release_document(report: ReleaseReport, *, report_path: str = "") -> dict[str, Any]:
+    """The release as JSON types, as `seatrial release --json` prints it; NaN and infinities become words."""
+    document: dict[str, Any] = plain(
+        {
+            "release_id": report.release_id, "recipe": report.recipe, "decision": report.decision, "headline": headline(report),
+            "serving": {"kind": report.serving_kind, "version": report.serving_version},
+            "candidate_version": report.candidate_version, "reason": report.reason, "action": report.action,
+            "gates": [_gate_document(line) for line in report.gates], "not_run": report.not_run,
+            "cost": {line.name: line.amount for line in report.cost}, "started_at": report.started_at, "finished_at": report.finished_at,
+            "digests": report.digests, "report": report_path,
+        }
+    )  # fmt: skip
+    return document
+
+
+def _gate_document(line: GateLine) -> dict[str, Any]:
+    verdict = line.verdict
+    return {
+        "name": verdict.gate, "outcome": verdict.outcome, "attempt": line.attempt, "reused": line.reused,
+        "reuse_reason": line.reuse_reason, "seconds": line.seconds, "worker_seconds": line.worker_seconds,
+        "reason": verdict.reason, "action": verdict.action, "deciding": wording.deciding(verdict), "checks": verdict.checks,
+        "control": verdict.control, "evidence": f"evidence/sha256/{line.evidence_sha256}", "sha256": line.evidence_sha256,
+    }  # fmt: skip
+
+
+# --- the page --------------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figure:
+    """A plot with the table that stands beside it."""
+
+    plot: Plot
+    image: str  # data URI
+    height_px: int  # shown at a width of 640
+    table: Table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """One gate on the page."""
+
+    line: GateLine
+    anchor: str
+    deciding: wording.Deciding
+    checks: tuple[Check, ...]  # shown
+    folded: tuple[Check, ...]  # passed ones behind a fold
+    figures: tuple[Figure, ...]
+    tables: tuple[Table, ...]  # those that stand beside no plot
+
+
+def render_html(report: ReleaseReport) -> str:
+    """Build the page: one file, no script, no network, images inline; the same report gives the same bytes."""
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            report=report,
+            headline=headline(report),
+            tally=tally(report),
+            serving=serving_sentence(report),
+            sections=[_section(line) for line in by_urgency(report)],
+            rows=[_section_anchor(line) for line in report.gates],
+            worst=next((_section_anchor(line) for line in by_urgency(report) if not is_passed(line)), None),
+        )
+    )
+
+
+def _section_anchor(line: GateLine) -> Mapping[str, Any]:
+    return {"line": line, "anchor": _anchor(line), "deciding": wording.deciding(line.verdict)}
+
+
+def _anchor(line: GateLine) -> str:
+    return f"gate-{wording.slug(line.verdict.gate)}"
+
+
+def _section(line: GateLine) -> Section:
+    verdict = line.verdict
+    checks = wording.ordered(verdict.checks)
+    passed = tuple(item for item in checks if item.passed)
+    shown = tuple(item for item in checks if not item.passed) if len(passed) > FOLD_CHECKS else checks
+    titles = {plot.title for plot in verdict.plots}
+    beside = {table.title: table for table in reversed(verdict.tables) if table.title in titles}
+    figures = tuple(_figure(plot, beside.get(plot.title)) for plot in verdict.plots)
+    tables = tuple(table for table in verdict.tables if table is not beside.get(table.title))
+    return Section(
+        line=line, anchor=_anchor(line), deciding=wording.deciding(verdict), checks=shown,
+        folded=passed if len(passed) > FOLD_CHECKS else (), figures=figures, tables=tables,
+    )  # fmt: skip
+
+
+def _figure(plot: Plot, table: Table | None) -> Figure:
+    png = plot_png(plot)
+    width, height = struct.unpack(">II", png[16:24])  # of the PNG's first chunk
+    return Figure(plot=plot, image=data_uri(png), height_px=round(height * SHOWN_PX / width), table=table or wording.plot_table(plot))
+
+
+def coded(text: str) -> Markup:
+    """Text for the page with its `commands` set as code; everything else in it is escaped."""
+    parts = text.split("`")
+    whole = len(parts) if len(parts) % 2 else len(parts) - 1  # a backtick without a partner is a backtick
+    shown = [Markup("<code>{}</code>").format(part) if i % 2 else escape(part) for i, part in enumerate(parts[:whole])]
+    return Markup("").join([*shown, *(escape("`" + part) for part in parts[whole:])])
+
+
+def data_uri(png: bytes) -> str:
+    """A PNG as text that a page or a markdown image can hold."""
+    return "data:image/png;base64," + b64encode(png).decode()
+
+
+@cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("infra"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {
+        "number": wording.number, "duration": wording.duration, "coded": coded, "stopped": wording.stopped, "measured": wording.measured,
+        "needed": wording.needed, "interval": wording.interval, "gate_words": gate_words, "control_sentence": control_sentence,
+    }  # fmt: skip
+    environment.globals |= {
+        "CHECK_WORDS": wording.CHECK_WORDS, "OUTCOME_WORDS": wording.OUTCOME_WORDS, "OUTCOME_MEANINGS": wording.OUTCOME_MEANINGS,
+        "SIGNS": wording.COMPARISON_SIGNS, "FOLD_ROWS": FOLD_ROWS, "SHOWN_PX": SHOWN_PX, "pair": wording.pair, "is_passed": is_passed,
+    }  # fmt: skip
+    return environment
