@@ -1,0 +1,156 @@
+"""What a recipe has to hold before its first step, asked of the real model and a real batch. Every failure is a RecipeError with a fix."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
+from torch.optim import Optimizer
+
+from trainer.recipe import Batch, Recipe
+from validation.errors import RecipeError
+
+DOUBLING_TOLERANCE = 1e-3  # float32 sums of a few hundred samples agree to 1e-5; a mean is off by a factor of two
+
+
+class Probed(NamedTuple):
+    """What a first backward pass showed."""
+
+    has_unused: bool  # some parameter takes no part in the loss of the probe batch
+
+
+def switch_off_dropout(model: nn.Module) -> None:
+    """Put every Dropout module to eval; its p stays as it is."""
+    for module in model.modules():
+        if isinstance(module, _DropoutNd):
+            module.eval()
+
+
+def check_model(recipe: Recipe, model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse models whose numbers depend on the split over ranks, and optimizers that miss or add parameters."""
+    for name, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.running_mean is not None:
+            raise RecipeError(
+                f"recipe {recipe.name}: {type(module).__name__} '{name}' keeps running statistics of whatever micro-batch its rank saw, so "
+                "the result would depend on the number of ranks. Use LayerNorm or GroupNorm (or track_running_stats=False)."
+            )
+    own = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
+    if not own:
+        raise RecipeError(
+            f"recipe {recipe.name}: the model has no trainable parameter. Nothing would be learned. Set requires_grad on some."
+        )
+    if len(types := {str(p.dtype) for p in model.parameters() if p.requires_grad}) > 1:
+        raise RecipeError(
+            f"recipe {recipe.name}: parameters are of several types ({', '.join(sorted(types))}); gradients are added in one. Use one."
+        )
+    optimized = {id(p) for group in optimizer.param_groups for p in group["params"] if p.requires_grad}
+    if strangers := len(optimized - own.keys()):
+        raise RecipeError(
+            f"recipe {recipe.name}: the optimizer holds {strangers} parameters that are not the model's. They would be updated without a "
+            "gradient of this model. Build it from the model that `optimizer(model)` is given."
+        )
+    if missing := [name for key, name in own.items() if key not in optimized]:
+        raise RecipeError(
+            f"recipe {recipe.name}: the optimizer misses {len(missing)} parameters ({', '.join(missing[:3])}). They would never learn. "
+            "Add them to a parameter group, or set requires_grad to False."
+        )
+
+
+def check_loss(recipe: Recipe, model: nn.Module, batch: Batch, *, dropout: bool) -> Probed:
+    """Ask the loss of a real batch: two scalars, a sum and not a mean, attached, with a positive weight; the model's buffers stay."""
+    calls: list[int] = []
+    handle = model.register_forward_pre_hook(lambda *_: calls.append(1))
+    buffers = {name: value.clone() for name, value in model.named_buffers()}
+    loss_sum = _checked_sum(recipe, recipe.loss(model, batch))
+    handle.remove()
+    if not calls:
+        raise RecipeError(
+            f"recipe {recipe.name}: loss(model, batch) went around model(...). Distributed wrappers work in that call only. "
+            "Call model(batch.inputs) in `loss`."
+        )
+    if changed := [name for name, value in model.named_buffers() if not torch.equal(value, buffers[name])]:
+        raise RecipeError(
+            f"recipe {recipe.name}: the forward pass changes the buffers {', '.join(changed[:3])}. Their value would depend on which "
+            "rank ran which samples. Keep such state out of the model."
+        )
+    gradients = _gradients(recipe, model, loss_sum)
+    _check_doubling(recipe, model, batch)
+    if not dropout:
+        _check_repeatable(recipe, model, batch)
+    return Probed(has_unused=any(gradient is None for gradient in gradients))
+
+
+def _checked_sum(recipe: Recipe, value: object) -> Tensor:
+    if not (isinstance(value, tuple) and len(value) == 2 and all(isinstance(item, Tensor) and item.ndim == 0 for item in value)):
+        raise RecipeError(f"recipe {recipe.name}: loss must return two scalar tensors (sum, weight), got {_described(value)}.")
+    loss_sum, weight = cast(tuple[Tensor, Tensor], value)
+    if not (math.isfinite(weight.item()) and weight.item() > 0):
+        raise RecipeError(
+            f"recipe {recipe.name}: loss gave the weight {weight.item():g} for a batch that is not empty. The mean over the global "
+            "batch would be undefined. Return the sum of the samples' weights (their number when all count one)."
+        )
+    return loss_sum
+
+
+def _described(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(_described(item) for item in value)})"
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+
+
+def _gradients(recipe: Recipe, model: nn.Module, loss_sum: Tensor) -> tuple[Tensor | None, ...]:
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    gradients: tuple[Tensor | None, ...] = (None,)
+    if loss_sum.requires_grad:
+        gradients = torch.autograd.grad(loss_sum, parameters, allow_unused=True)
+    if all(gradient is None for gradient in gradients):
+        raise RecipeError(
+            f"recipe {recipe.name}: the loss sum is not attached to the model's parameters, so nothing would be learned. "
+            "Remove detach(), no_grad() or .item() from `loss`."
+        )
+    return gradients
+
+
+def _check_doubling(recipe: Recipe, model: nn.Module, batch: Batch) -> None:
+    """Every sample twice must give twice the sum and twice the weight; a mean does not."""
+    with evaluating(model):
+        once = [value.item() for value in recipe.loss(model, batch)]
+        twice = [value.item() for value in recipe.loss(model, Batch(*(torch.cat((item, item)) for item in batch)))]
+    slack = DOUBLING_TOLERANCE * (abs(once[0]) + abs(twice[0]) + once[1] * 1e-3)
+    if abs(twice[0] - 2 * once[0]) > slack or abs(twice[1] - 2 * once[1]) > DOUBLING_TOLERANCE * twice[1]:
+        raise RecipeError(
+            f"recipe {recipe.name}: with every sample twice, loss gives (sum, weight) = ({twice[0]:.6g}, {twice[1]:.6g}) after "
+            f"({once[0]:.6g}, {once[1]:.6g}). It is a mean, or couples samples of a batch, so it cannot be split over ranks. "
+            "Return the plain sum over samples (reduction='sum') and the sum of their weights."
+        )
+
+
+def _check_repeatable(recipe: Recipe, model: nn.Module, batch: Batch) -> None:
+    """With Dropout modules off nothing may be random: two seeds must give one loss."""
+    seen = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            seen.append(recipe.loss(model, batch)[0].item())
+    if seen[0] != seen[1]:
+        raise RecipeError(
+            f"recipe {recipe.name}: the loss is still random with every nn.Dropout module off ({seen[0]:.9g}, {seen[1]:.9g}). It cannot be "
+            "compared with a reference. Use nn.Dropout modules instead of functional dropout, and no other randomness in the model."
+        )
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode without gradients; every module's own mode comes back afterwards."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        for module, training in modes:
+            module.training = training

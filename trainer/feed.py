@@ -1,0 +1,73 @@
+"""What one rank puts through the model in one step: its lanes' samples, as micro-batches, and their ledger rows."""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.lanes import rank_lanes
+from trainer.order import Order, Rows, lane_span
+from trainer.parts import Ledger
+from trainer.recipe import Batch, SplitData
+from trainer.reduce import Reduction
+from trainer.world import World
+
+
+class MicroBatch(NamedTuple):
+    """Samples of one forward and backward pass."""
+
+    lane: int  # its first lane: keys the random stream
+    batch: Batch
+    counts: float  # 1.0; 0.0 when its lanes are empty and a stand-in sample keeps all ranks in step
+
+
+class Feed:
+    """Cuts every global batch into this rank's micro-batches; keeps nothing between steps."""
+
+    def __init__(
+        self, data: SplitData, order: Order, world: World, lanes: int, device: torch.device, *, double: bool, drop_lane: bool
+    ) -> None:
+        self._data = data
+        self._order = order
+        self._lanes = lanes
+        self._own = rank_lanes(world.rank, world.world_size, lanes)
+        self._device = device
+        self._double = double
+        self._dropped = lanes - 1 if drop_lane and world.rank == world.world_size - 1 else None
+
+    def positions(self, batch: range) -> range:
+        """Positions of this rank's lanes in a global batch; contiguous, possibly empty."""
+        return range(lane_span(batch, self._own[0], self._lanes).start, lane_span(batch, self._own[-1], self._lanes).stop)
+
+    def ledger(self, step: int, batch: range) -> Ledger:
+        """(n, 4): step, lane, position, sample id of every sample of this rank's lanes."""
+        spans = [(lane, lane_span(batch, lane, self._lanes)) for lane in self._own]
+        positions = self.positions(batch)
+        lanes = np.repeat([lane for lane, _ in spans], [len(span) for _, span in spans])
+        ids = self._data.sample_ids[self._order.rows(positions)]
+        return np.stack((np.full(len(ids), step), lanes, np.arange(positions.start, positions.stop), ids), axis=1).astype(np.int64)
+
+    def micro_batches(self, batch: range, reduction: Reduction) -> list[MicroBatch]:
+        """Fetch this rank's samples, grouped as the reduction wants them."""
+        return [self._micro_batch(group, batch) for group in reduction.groups(self._own)]
+
+    def probe(self, samples: int) -> Batch:
+        """The run's first samples, for checks before the first step; the same on every rank."""
+        return self._fetch(self._order.rows(range(min(samples, self._order.size))))
+
+    def _micro_batch(self, group: range, batch: range) -> MicroBatch:
+        kept = [lane for lane in group if lane != self._dropped] or [group[0]]
+        span = range(lane_span(batch, kept[0], self._lanes).start, lane_span(batch, kept[-1], self._lanes).stop)
+        counts = float(len(span) > 0 and list(group) != [self._dropped])
+        rows = self._order.rows(span if counts else batch[:1])
+        return MicroBatch(group[0], self._fetch(rows), counts)
+
+    def _fetch(self, rows: Rows) -> Batch:
+        return Batch(*(cast_input(value, self._device, double=self._double) for value in self._data.batch(rows)))
+
+
+def cast_input(value: Tensor, device: torch.device, *, double: bool) -> Tensor:
+    """Bring a tensor to the device; floats to float64 for the double-precision legs."""
+    dtype = torch.float64 if double and value.is_floating_point() else value.dtype
+    return value.to(device=device, dtype=dtype, non_blocking=True)

@@ -1,0 +1,160 @@
+"""One rank's training, read top to bottom. The same code for one rank and for many, on CPU (gloo) and on GPUs (nccl)."""
+
+import math
+import resource
+import time
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from trainer import checkpoint
+from trainer.config import TrainJob
+from trainer.evaluate import measure_quality
+from trainer.reduce import Totals
+from trainer.setup import Training, device_facts, join, leave, meet, prepare, settle
+from trainer.state import save_model, snapshot, state_digest, tensor_sha256, weights_of
+from trainer.streams import stream_seed
+from trainer.world import Emit, World
+from validation.errors import RankError
+
+
+def run_rank(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> None:
+    """Train as one rank of one attempt, from the newest sealed checkpoint of the job's folder or from the start.
+
+    Args: rendezvous, path of a file for torch's FileStore, shared by the attempt's ranks; emit, tells the leader (trainer/world.py).
+        "step" events count updates done; their samples are those of the step's global batch.
+    Raises: RecipeError, ConfigError, DataError before the first step; RankError when numbers are not finite or ranks are out of step;
+        torch's own error when a peer dies or a collective takes longer than job.stall_s.
+    """
+    settle()
+    join(job, world, rendezvous)
+    emit("joined")
+    run = prepare(job, world, emit)
+    first_step = run.step
+    start = {"resumed_from_step": first_step, "world_size": world.world_size, "seed": run.order.seed, "t_ns": time.monotonic_ns()}
+    run.parts.write("start", start | device_facts(run.device))
+    emit("loaded", step=run.step, refused=run.refused)
+    while run.step < run.steps:
+        totals, samples = train_step(run)
+        if world.rank == 0 or run.step == first_step + 1:
+            emit("step", step=run.step, loss=totals.loss_sum / totals.weight, samples=samples)
+        if job.evaluate and (run.step % run.recipe.training.evaluate_every == 0 or run.step == run.steps):
+            _evaluate(run, totals)
+        if job.checkpoint_every and run.step % job.checkpoint_every == 0:
+            _checkpoint(run)
+    _finish(run)
+    emit("finished")
+
+
+def train_step(run: Training) -> tuple[Totals, int]:
+    """Make one optimizer update. Returns: the step's totals and its samples, over all ranks."""
+    step, batch, clock, faults = run.step, run.order.span(run.position), run.clock, run.faults
+    clock.start(step, len(run.feed.positions(batch)))
+
+    faults.at("data", step)
+    micro_batches = run.feed.micro_batches(batch, run.reduction)
+    run.parts.add_ledger(run.feed.ledger(step, batch))
+    clock.lap("data")
+
+    for lane, samples, counts in micro_batches:
+        torch.manual_seed(stream_seed(run.order.seed, step, lane))
+        faults.at("forward", step)
+        loss_sum, weight = run.recipe.loss(run.reduction.module, samples)
+        clock.lap("forward")
+        faults.at("backward", step)
+        run.reduction.backward(step, lane, loss_sum * counts, weight * counts)
+        clock.lap("backward")
+
+    totals = run.reduction.finish(step)  # collective: all ranks, also those whose lanes are empty
+    clock.lap("collective")
+
+    faults.at("optimizer", step)
+    gradients = [parameter.grad for parameter in run.parameters.values() if parameter.grad is not None]
+    _check_finite(run, totals, gradients)
+    torch._foreach_div_(gradients, totals.weight)
+    if run.job.defect == "divide_twice":
+        torch._foreach_div_(gradients, float(run.world.world_size))
+    _keep_gradients(run)
+    if run.recipe.training.clip_norm is not None:
+        nn.utils.clip_grad_norm_(run.parameters.values(), run.recipe.training.clip_norm)
+    run.optimizer.step()
+    if run.schedule is not None:
+        run.schedule.step()
+    run.step, run.position = step + 1, batch.stop
+    clock.lap("optimizer")
+
+    clock.keep()
+    if clock.full:
+        run.parts.flush(clock.take())
+    return totals, len(batch)
+
+
+def _check_finite(run: Training, totals: Totals, gradients: list[Tensor]) -> None:
+    """Stop every rank at the first number that is not finite; totals and gradients are the same on all, so all stop here."""
+    broken = [f"the loss sum of lane {lane} is {loss}" for lane, loss in enumerate(totals.losses) if not math.isfinite(loss)]
+    if not (math.isfinite(totals.weight) and totals.weight > 0):
+        broken.append(f"the weight of the global batch is {totals.weight}")
+    norms = torch.stack(torch._foreach_norm(gradients, math.inf)).tolist()  # one look at the device for all tensors
+    broken += [f"the gradient of {name} is not finite" for name, norm in zip(run.parameters, norms, strict=True) if not math.isfinite(norm)]
+    if broken:
+        more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
+        raise RankError(
+            f"rank {run.world.rank}, step {run.step}: {broken[0]}{more}. The update was not made, the last sealed checkpoint is untouched. "
+            "Look at the samples of this step in the ledger, then lower the learning rate, clip gradients or mend the loss."
+        )
+
+
+def _keep_gradients(run: Training) -> None:
+    """Leave the first steps' reduced gradients behind: digests on every rank, tensors and the weights they belong to on rank 0."""
+    if run.step >= run.job.keep_gradients:
+        return
+    for name, parameter in run.parameters.items():
+        if parameter.grad is not None:
+            run.parts.add_line("digests", {"step": run.step, "tensor": name, "sha256": tensor_sha256(parameter.grad)})
+            run.kept[f"step{run.step}/{name}"] = parameter.grad.detach().cpu().clone()
+    run.kept |= {f"step{run.step}/weights/{name}": value.cpu().clone() for name, value in weights_of(run.model).items()}
+    if run.world.rank > 0:
+        run.kept.clear()
+
+
+def _evaluate(run: Training, totals: Totals) -> None:
+    """Rank 0 measures a point of the quality curve; the others wait, so that no step's clock is charged for it."""
+    if run.judge is not None:
+        quality = measure_quality(run.recipe, run.model, run.judge, run.device, double=run.job.precision == "float64")
+        loss = totals.loss_sum / totals.weight
+        run.parts.add_line("curve", {"step": run.step, "samples": run.position, "train_loss": loss, "quality": quality})
+    meet()
+
+
+def _checkpoint(run: Training) -> None:
+    """Seal the state after this update; first every rank's rows are on disk, since the seal says that nothing before it is lost."""
+    run.clock.resume()
+    run.parts.flush(run.clock.take(), durable=True)
+    meet()
+    step = run.step - 1
+    if run.world.rank == 0:
+        state = snapshot(run.model, run.optimizer, run.schedule, step=run.step, position=run.position, seed=run.order.seed)
+        checkpoint.seal(run.folder / "checkpoints", state, before_seal=lambda: run.faults.at("checkpoint", step))
+    else:
+        run.faults.at("checkpoint", step)
+    run.clock.lap("checkpoint")
+    run.clock.keep()
+
+
+def _finish(run: Training) -> None:
+    """Leave the model, the digest of the whole state and what the run cost on this rank."""
+    if run.world.rank == 0:
+        save_model(run.model, run.folder / "model.safetensors")
+        if run.kept:
+            (run.folder / "gradients.safetensors").write_bytes(save(run.kept))
+    state = snapshot(run.model, run.optimizer, run.schedule, step=run.step, position=run.position, seed=run.order.seed)
+    run.parts.flush(run.clock.take())
+    end = {"steps": run.step, "state_sha256": state_digest(state), "peak_memory_mib": peak_memory_mib(), "t_ns": time.monotonic_ns()}
+    run.parts.write("end", end)
+    leave()
+
+
+def peak_memory_mib() -> float:
+    """Largest resident set of this process so far, 2**20 bytes."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

@@ -1,0 +1,100 @@
+"""The order of the data as a pure function: (seed, epoch, offset) -> row, and position -> (epoch, offset). Torch-free.
+
+A keyed permutation (Feistel network with cycle walking, Black and Rogaway 2002) takes O(1) memory and can be asked at any offset, so
+the whole state of a data loader is one integer: the position, samples consumed so far, counted over all epochs.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from trainer.streams import MIX_1, MIX_2, PERMUTATION, hash64
+from validation.errors import ConfigError, DataError
+
+Rows = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+_ROUNDS = 6  # four suffice for a pseudo-random permutation (Luby and Rackoff); two more since the halves are short
+
+
+def permute(seed: int, epoch: int, size: int, offsets: Rows) -> Rows:
+    """Give the row at each offset of one epoch's shuffled pass: a bijection of [0, size) for every (seed, epoch).
+
+    Args: offsets, any shape and order, each in [0, size).
+    Raises: DataError when size or an offset is out of range.
+    """
+    values = np.asarray(offsets, dtype=np.int64)
+    if size < 1 or (values.size and (values.min() < 0 or values.max() >= size)):
+        raise DataError(f"an offset lies outside the {size} samples of an epoch. There is no such row. Ask for offsets in [0, {size}).")
+    half = max(1, ((size - 1).bit_length() + 1) // 2)  # bits of each half; the domain 4**half is at most 4 * size (or 4)
+    keys = [np.uint64(hash64(PERMUTATION, seed, epoch, number)) for number in range(_ROUNDS)]
+    words = _feistel(values.astype(np.uint64).ravel(), half, keys)
+    outside = np.flatnonzero(words >= size)
+    while outside.size:  # walk each cycle until it is back inside: keeps the bijection on [0, size)
+        words[outside] = _feistel(words[outside], half, keys)
+        outside = outside[words[outside] >= size]
+    return words.astype(np.int64).reshape(values.shape)
+
+
+def _feistel(words: Words, half: int, keys: list[np.uint64]) -> Words:
+    left, right = words >> np.uint64(half), words & np.uint64((1 << half) - 1)
+    for key in keys:
+        left, right = right, left ^ _top_bits(right, key, half)
+    return (left << np.uint64(half)) | right
+
+
+def _top_bits(words: Words, key: np.uint64, bits: int) -> Words:
+    mixed = words ^ key
+    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(MIX_1)  # uint64 arrays wrap, as intended
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(MIX_2)
+    return (mixed ^ (mixed >> np.uint64(31))) >> np.uint64(64 - bits)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """Which rows the positions of a run stand for; the same for every world size."""
+
+    seed: int
+    size: int  # N: samples of the train split
+    epochs: int
+    global_batch_size: int  # B
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise DataError("the train split has no samples. There is nothing to train on. Check the recipe's data('train').")
+        if self.epochs < 1 or self.global_batch_size < 1:
+            raise ConfigError(
+                f"training asks for {self.epochs} epochs of batches of {self.global_batch_size} samples. No step can be made of that. "
+                "Set both to 1 or more in the recipe's Training."
+            )
+
+    @property
+    def positions(self) -> int:
+        """Samples of all epochs together."""
+        return self.size * self.epochs
+
+    @property
+    def steps(self) -> int:
+        """Optimizer updates of all epochs together; the last may be smaller than the others, no sample is dropped or repeated."""
+        return -(-self.positions // self.global_batch_size)
+
+    def span(self, position: int) -> range:
+        """Positions of the batch that starts at `position`; batches straddle epoch borders, empty when the data is used up."""
+        return range(position, max(position, min(position + self.global_batch_size, self.positions)))
+
+    def rows(self, positions: range) -> Rows:
+        """Rows at consecutive positions, in order."""
+        wanted = np.arange(positions.start, positions.stop, dtype=np.int64)
+        epochs, offsets = np.divmod(wanted, self.size)
+        rows = np.empty_like(wanted)
+        for epoch in np.unique(epochs):
+            inside = epochs == epoch
+            rows[inside] = permute(self.seed, int(epoch), self.size, offsets[inside])
+        return rows
+
+
+def lane_span(batch: range, lane: int, lanes: int) -> range:
+    """Positions of one lane of a batch: [lane * n // lanes, (lane + 1) * n // lanes) of its n; may be empty when n < lanes."""
+    n = len(batch)
+    return range(batch.start + lane * n // lanes, batch.start + (lane + 1) * n // lanes)

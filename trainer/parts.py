@@ -1,0 +1,122 @@
+"""What each rank of each attempt leaves while it runs: append-only parts, safe to read after a SIGKILL. Torch-free.
+
+    <run>/parts/attempt-0/rank-0/  start.json  timeline.bin  ledger.bin  curve.jsonl  digests.jsonl  end.json
+
+Rows are fixed-width or one line each, so a torn tail is recognised by its length and left out. A timeline row may be written twice for
+one step (before and after that step's checkpoint): the later one counts.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from validation.canonical import canonical_json
+
+# One row per step of one rank; `arrival_ns` is when it reached the step's first collective, `collective_ms` the time from then on.
+TIMELINE_PART = np.dtype([
+    ("step", "<i8"), ("start_ns", "<i8"), ("arrival_ns", "<i8"), ("samples", "<i8"), ("data_ms", "<f8"), ("forward_ms", "<f8"),
+    ("backward_ms", "<f8"), ("collective_ms", "<f8"), ("optimizer_ms", "<f8"), ("checkpoint_ms", "<f8"), ("step_ms", "<f8"),
+])  # fmt: skip
+LEDGER_PART = np.dtype("<i8")  # rows of four: step, lane, position, sample_id
+LEDGER_WIDTH = 4
+
+Ledger = npt.NDArray[np.int64]  # (n, 4)
+
+
+def part_folder(run: Path, attempt: int, rank: int) -> Path:
+    """Where one rank of one attempt writes."""
+    return run / "parts" / f"attempt-{attempt}" / f"rank-{rank}"
+
+
+@dataclass(slots=True)
+class PartWriter:
+    """Keeps rows in memory and appends them to the rank's files when flushed."""
+
+    folder: Path
+    _ledger: list[Ledger] = field(default_factory=list)
+    _lines: dict[str, list[bytes]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+
+    def add_ledger(self, rows: Ledger) -> None:
+        """Remember (n, 4) rows of samples consumed."""
+        self._ledger.append(rows)
+
+    def add_line(self, table: str, row: Mapping[str, Any]) -> None:
+        """Remember one row of "curve" or "digests"."""
+        self._lines.setdefault(table, []).append(canonical_json(row) + b"\n")
+
+    def write(self, name: str, facts: Mapping[str, Any]) -> None:
+        """Leave start.json or end.json, whole or not at all."""
+        partial = self.folder / f"{name}.json.partial"
+        partial.write_bytes(canonical_json(facts))
+        partial.rename(self.folder / f"{name}.json")
+
+    def flush(self, timeline: npt.NDArray[np.void], *, durable: bool = False) -> None:
+        """Append everything remembered, and timeline rows. `durable` also waits for the disk: what a seal vouches for must be there."""
+        self._append("timeline.bin", timeline.tobytes(), durable)
+        self._append("ledger.bin", b"".join(rows.astype(LEDGER_PART).tobytes() for rows in self._ledger), durable)
+        self._ledger.clear()
+        for table, lines in self._lines.items():
+            self._append(f"{table}.jsonl", b"".join(lines), durable)
+        self._lines.clear()
+
+    def _append(self, name: str, body: bytes, durable: bool) -> None:
+        with (self.folder / name).open("ab") as file:
+            file.write(body)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One rank of one attempt, as read back; rows still include steps that were lost with the attempt."""
+
+    attempt: int
+    rank: int
+    start: Mapping[str, Any]  # resumed_from_step, world_size, t_ns, device, devices
+    end: Mapping[str, Any]  # empty when the rank did not finish
+    timeline: npt.NDArray[np.void]
+    ledger: Ledger
+    curve: tuple[Mapping[str, Any], ...]
+    digests: tuple[Mapping[str, Any], ...]
+
+
+def read_parts(run: Path) -> list[Part]:
+    """Every part of a run that got as far as loading its state, by (attempt, rank)."""
+    folders = [path.parent for path in run.glob("parts/attempt-*/rank-*/start.json")]
+    numbered = [(int(path.parent.name.split("-")[1]), int(path.name.split("-")[1]), path) for path in folders]
+    return [_read_part(path, attempt, rank) for attempt, rank, path in sorted(numbered)]
+
+
+def _read_part(folder: Path, attempt: int, rank: int) -> Part:
+    end = folder / "end.json"
+    ledger = _whole_rows(folder / "ledger.bin", LEDGER_WIDTH * LEDGER_PART.itemsize)
+    return Part(
+        attempt=attempt,
+        rank=rank,
+        start=json.loads((folder / "start.json").read_bytes()),
+        end=json.loads(end.read_bytes()) if end.exists() else {},
+        timeline=np.frombuffer(_whole_rows(folder / "timeline.bin", TIMELINE_PART.itemsize), dtype=TIMELINE_PART),
+        ledger=np.frombuffer(ledger, dtype=LEDGER_PART).reshape(-1, LEDGER_WIDTH).astype(np.int64),
+        curve=tuple(_whole_lines(folder / "curve.jsonl")),
+        digests=tuple(_whole_lines(folder / "digests.jsonl")),
+    )
+
+
+def _whole_rows(path: Path, width: int) -> bytes:
+    body = path.read_bytes() if path.exists() else b""
+    return body[: len(body) - len(body) % width]
+
+
+def _whole_lines(path: Path) -> Iterable[Mapping[str, Any]]:
+    body = path.read_bytes() if path.exists() else b""
+    return [json.loads(line) for line in body.splitlines(keepends=True) if line.endswith(b"\n")]

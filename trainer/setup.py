@@ -1,0 +1,171 @@
+"""From a job to a rank that is ready to train: process group, data, seeded model, checks, and the newest checkpoint."""
+
+import os
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+
+import psutil
+import torch
+import torch.distributed as dist
+import torch.utils.deterministic
+from torch import Tensor, nn
+from torch._C._distributed_c10d import FileStore, PrefixStore
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from trainer.checkpoint import load_newest
+from trainer.checks import Probed, check_loss, check_model, switch_off_dropout
+from trainer.config import TrainJob
+from trainer.drills import drilled
+from trainer.faults import FaultPlan, check_defect
+from trainer.feed import Feed
+from trainer.lanes import check_world_size
+from trainer.order import Order
+from trainer.parts import PartWriter, part_folder
+from trainer.recipe import Recipe, SplitData, load_recipe
+from trainer.reduce import ExactReduction, FastReduction, Reduction
+from trainer.state import restore
+from trainer.telemetry import StepClock
+from trainer.world import Emit, World
+
+PROBE_SAMPLES = 64  # of the checks before the first step
+
+
+@dataclass(kw_only=True)
+class Training:
+    """Everything one rank trains with; `step` and `position` are the only counters."""
+
+    job: TrainJob
+    world: World
+    recipe: Recipe
+    order: Order
+    feed: Feed
+    device: torch.device
+    model: nn.Module
+    parameters: dict[str, nn.Parameter]  # trainable ones by name, in the order of the gradient buffers
+    optimizer: Optimizer
+    schedule: LRScheduler | None
+    reduction: Reduction
+    faults: FaultPlan
+    clock: StepClock
+    parts: PartWriter
+    steps: int  # updates in all
+    step: int = 0  # updates done
+    position: int = 0  # samples consumed
+    refused: tuple[str, ...] = ()  # damaged checkpoints that were passed over
+    judge: SplitData | None = None  # on rank 0 of a run that measures its quality
+    kept: dict[str, Tensor] = field(default_factory=dict)  # gradients and weights to be left behind
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(self.job.folder)
+
+
+def settle() -> None:
+    """Make this process compute the same bits every time: one thread, deterministic kernels where torch has them."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # its only use is finding bugs; it costs a pass
+
+
+def detect_device(world: World) -> torch.device:
+    """A GPU when there is one (ranks take turns), else the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", world.rank % torch.cuda.device_count())
+
+
+def device_facts(device: torch.device) -> dict[str, str | int]:
+    """What a machine record needs from torch: the device's name and how many there are."""
+    if device.type == "cuda":
+        return {"device": torch.cuda.get_device_name(device), "devices": torch.cuda.device_count()}
+    return {"device": "cpu", "devices": len(psutil.Process().cpu_affinity() or [0])}
+
+
+def join(job: TrainJob, world: World, rendezvous: str) -> None:
+    """Form the process group over a file that all ranks share; one rank alone needs none. Collective."""
+    device = detect_device(world)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    if world.world_size == 1:
+        return
+    # nccl refuses two ranks on one GPU; gloo takes them, through host memory
+    nccl = device.type == "cuda" and world.world_size <= torch.cuda.device_count()
+    store = PrefixStore(f"attempt-{world.attempt}", FileStore(rendezvous))
+    dist.init_process_group(
+        "nccl" if nccl else "gloo", store=store, rank=world.rank, world_size=world.world_size, timeout=timedelta(seconds=job.stall_s)
+    )
+
+
+def meet() -> None:
+    """Wait for all ranks. Collective."""
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def leave() -> None:
+    """Dissolve the process group when every rank is done with it. Collective."""
+    meet()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def prepare(job: TrainJob, world: World, emit: Emit) -> Training:
+    """Build and check everything, then load the newest sealed checkpoint if there is one.
+
+    Raises: ConfigError, RecipeError or DataError, before the first step.
+    """
+    check_defect(job.defect)
+    recipe = load_recipe(job.recipe)
+    plan = recipe.training
+    check_world_size(world.world_size, plan.lanes)
+    device, double = detect_device(world), job.precision == "float64"
+    train = drilled(job.drill, recipe, recipe.data("train"))
+    order = Order(seed=plan.seed, size=len(train), epochs=plan.epochs, global_batch_size=plan.global_batch_size)
+    feed = Feed(train, order, world, plan.lanes, device, double=double, drop_lane=job.defect == "drop_lane")
+    model = build_model(recipe, device, double=double, dropout=job.dropout)
+    optimizer = recipe.optimizer(model)
+    schedule = recipe.schedule(optimizer, order.steps)
+    check_model(recipe, model, optimizer)
+    probed = check_loss(recipe, model, feed.probe(PROBE_SAMPLES), dropout=job.dropout)
+    clock, faults = StepClock(device), FaultPlan(job.faults, world, emit)
+    run = Training(
+        job=job, world=world, recipe=recipe, order=order, feed=feed, device=device, model=model,
+        parameters={name: p for name, p in model.named_parameters() if p.requires_grad}, optimizer=optimizer, schedule=schedule,
+        reduction=_reduction(job, world, model, plan.lanes, clock, faults, probed), faults=faults, clock=clock,
+        parts=PartWriter(part_folder(Path(job.folder), world.attempt, world.rank)), steps=min(job.steps or order.steps, order.steps),
+        judge=recipe.data("judge") if job.evaluate and world.rank == 0 else None,
+    )  # fmt: skip
+    _resume(run)
+    return run
+
+
+def build_model(recipe: Recipe, device: torch.device, *, double: bool, dropout: bool) -> nn.Module:
+    """The untrained model in training mode; its weights depend on the recipe's seed alone."""
+    torch.manual_seed(recipe.training.seed)
+    model = recipe.model().to(device)  # drawn in float32 also for the float64 legs: the same starting point
+    model = model.double() if double else model
+    model.train()
+    if not dropout:
+        switch_off_dropout(model)
+    return model
+
+
+def _reduction(job: TrainJob, world: World, model: nn.Module, lanes: int, clock: StepClock, faults: FaultPlan, probed: Probed) -> Reduction:
+    if job.reduction == "exact":
+        return ExactReduction(model, world, lanes, clock, faults)
+    return FastReduction(model, world, clock, faults, has_unused=probed.has_unused)
+
+
+def _resume(run: Training) -> None:
+    """Load the newest checkpoint that verifies. Every rank reads the folder by itself: the state is the same for all."""
+    state, run.refused = load_newest(run.folder / "checkpoints")
+    if state is None:
+        return
+    restore(state, run.model, run.optimizer, run.schedule, moments=run.job.defect != "stale_moments_on_resume")
+    run.step, run.position = state.step, state.position
+    if run.job.defect == "repeat_batch_on_resume":
+        run.position -= run.order.global_batch_size
