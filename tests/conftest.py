@@ -1,0 +1,24 @@
+"""What holds for every test: no telemetry, and no warm server left behind."""
+
+import os
+
+# before anything imports prefect, mlflow or great_expectations
+os.environ |= {
+    "DO_NOT_TRACK": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "GX_ANALYTICS_ENABLED": "false",
+}
+
+from collections.abc import Iterator
+
+import pytest
+
+from trainer import ranks
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_warm_server_left() -> Iterator[None]:
+    """The first group starts the warm server, the last test ends it."""
+    yield
+    ranks.shut_down()

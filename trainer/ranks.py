@@ -1,0 +1,218 @@
+"""Rank groups and single calls in warm processes: everything that needs torch or a recipe's code runs behind this door.
+
+    flow process ──control socket──> warm server (torch imported once) ──fork──> leader (own session) ──fork──> ranks
+         └────────────────────── link: one socket a request ────────────────────────┘
+
+The flow process never imports torch, may have any number of threads, and may die at any moment: the kernel closes its sockets and
+signals the server, every leader kills its children and what those have left behind, and nothing lives on. Linux only.
+"""
+
+import atexit
+import contextlib
+import io
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from trainer.config import TrainJob
+from trainer.wires import WARM_ENVIRON, CallRequest, Failure, GroupRequest, Inbox, Result, Started, Surroundings, frame, is_readable, raised
+from trainer.world import Progress
+from validation.errors import RankError
+from validation.records import RunRecord
+
+START_S = 300.0  # a cold import of torch on a busy machine takes half a minute
+GRACE_S = 90.0  # a leader's own work after its deadline: stacks, killing, tables
+END_S = 5.0
+BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from trainer.warm import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
+
+
+def warm_up() -> None:
+    """Start the warm server unless it runs; returns at once, the imports go on in the background. Safe from any thread."""
+    _server()
+
+
+def run_group(
+    job: TrainJob,
+    *,
+    on_progress: Callable[[Progress], None] | None = None,
+    _entry: str = "trainer.loop:run_rank",
+    _collect: str = "trainer.runlog:collect",
+) -> RunRecord:
+    """Run a job's ranks to their end, with the restarts it allows, and return what the run left; blocks.
+
+    Args: on_progress is called in this thread, at most ten times a second; what it raises ends the group and comes out here.
+    Raises: RankError when the restarts are spent or the deadline passed, naming rank, step, exit and log. An error of the
+    validation.errors tree that a rank raised comes back as itself; an InputError among them is not tried again.
+    """
+    request = GroupRequest(job=job, entry=_entry, collect=_collect, asked_ns=time.monotonic_ns())
+    record: RunRecord = _ask(request, deadline_s=job.deadline_s, on_progress=on_progress)
+    return record
+
+
+def call(target: str, *args: Any, deadline_s: float, **kwargs: Any) -> Any:
+    """Run "module:function" in a warm process of its own session and return its result.
+
+    Arguments and result are pickled; the result may not hold torch objects, since this process stays free of torch.
+    Raises: errors of the validation.errors tree as the function raised them; RankError for any other exception (with the end of its
+    traceback), a death, or the deadline (s, counted from the fork).
+    """
+    return _ask(CallRequest(target=target, arguments=pickle.dumps((args, kwargs)), deadline_s=deadline_s), deadline_s=deadline_s)
+
+
+def shut_down() -> None:
+    """End the warm server and every group that still runs on it; the next request starts a new one."""
+    global _current
+    with _lock:
+        server, _current = _current, None
+    if server is not None:
+        server.end()
+
+
+class _Server:
+    """The warm server as its flow process sees it."""
+
+    def __init__(self) -> None:
+        self.words = tempfile.TemporaryFile()  # noqa: SIM115  (its stdout and stderr, for as long as it lives)
+        self._control, self._theirs = socket.socketpair()
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._launched = threading.Event()
+        # The kernel takes the death of the starting *thread* for the parent's, so one that lives as long as this process starts it.
+        self._keeper = threading.Thread(target=self._keep, name="warm-server", daemon=True)
+        self._keeper.start()
+        self._launched.wait()
+
+    def _keep(self) -> None:
+        try:
+            with self._theirs:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", BOOT, json.dumps(sys.path), str(self._theirs.fileno()), str(os.getpid())],
+                    pass_fds=[self._theirs.fileno()],
+                    stdin=subprocess.DEVNULL, stdout=self.words, stderr=self.words,
+                    env=os.environ | WARM_ENVIRON, start_new_session=True,
+                )  # fmt: skip
+        finally:
+            self._launched.set()
+        self._process.wait()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid if self._process else 0
+
+    @property
+    def lives(self) -> bool:
+        return self._keeper.is_alive()
+
+    def hand(self, link: socket.socket) -> None:
+        """Give the server one end of a request's link."""
+        with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a dead server shows as a closed link
+            socket.send_fds(self._control, [b"L"], [link.fileno()])
+
+    def last_words(self) -> str:
+        """The end of what the server wrote."""
+        size = os.fstat(self.words.fileno()).st_size
+        return os.pread(self.words.fileno(), 2000, max(0, size - 2000)).decode(errors="replace").strip()
+
+    def end(self) -> None:
+        self._control.close()
+        self._keeper.join(END_S)
+        if self.lives and self._process is not None:
+            self._process.kill()
+            self._keeper.join()
+
+
+_lock = threading.Lock()
+_current: _Server | None = None
+
+
+def _server() -> _Server:
+    global _current
+    with _lock:
+        if _current is None or not _current.lives:
+            _current = _Server()
+        return _current
+
+
+def _forget() -> None:
+    """In a forked copy of a flow process: the server is the original's to end, and its lock may be held for ever."""
+    global _lock, _current
+    _lock, _current = threading.Lock(), None
+
+
+os.register_at_fork(after_in_child=_forget)
+atexit.register(shut_down)
+
+
+def _ask(request: GroupRequest | CallRequest, *, deadline_s: float, on_progress: Callable[[Progress], None] | None = None) -> Any:
+    """Hand a request to a leader of its own and wait for the answer; on return nothing of the request is alive."""
+    surroundings = Surroundings(environ=dict(os.environ), cwd=os.getcwd(), path=[str(entry) for entry in sys.path])  # noqa: PTH109
+    server = _server()
+    with contextlib.ExitStack() as cleanup:
+        ours, theirs = map(cleanup.enter_context, socket.socketpair())
+        server.hand(theirs)
+        theirs.close()
+        ours.settimeout(START_S)
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # _wait says what became of the server
+            ours.sendall(frame((surroundings, request)))
+        answer = _wait(ours, server, deadline_s, on_progress, cleanup)
+    if isinstance(answer, Failure):
+        raise raised(answer)
+    return _TorchFree(io.BytesIO(answer.body)).load()
+
+
+def _wait(
+    link: socket.socket, server: _Server, deadline_s: float, on_progress: Callable[[Progress], None] | None, cleanup: contextlib.ExitStack
+) -> Result | Failure:
+    inbox = Inbox(link.fileno())
+    until = time.monotonic() + START_S
+    while not inbox.closed:
+        if not is_readable(inbox.fd, until - time.monotonic()):
+            raise RankError(_silence(server, "did not answer in time"))
+        for message in inbox.read():
+            if isinstance(message, Result | Failure):
+                return message
+            if isinstance(message, Started):
+                until = time.monotonic() + deadline_s + GRACE_S
+                with contextlib.suppress(ProcessLookupError):  # killed and reaped within this very moment
+                    cleanup.callback(_see_off, link, os.pidfd_open(message.pid))
+            elif on_progress is not None:
+                on_progress(message)
+    raise RankError(_silence(server, "went away without a word"))
+
+
+def _see_off(link: socket.socket, leader: int) -> None:
+    """Tell a leader (by pidfd) that nobody waits any more, and wait for its end: by then its group is gone. Kill it if it is stuck."""
+    with contextlib.suppress(OSError):  # it has gone first
+        link.shutdown(socket.SHUT_WR)
+    if not is_readable(leader, END_S):
+        signal.pidfd_send_signal(leader, signal.SIGKILL)  # the server ends what it leaves
+        is_readable(leader, END_S)
+    os.close(leader)
+
+
+def _silence(server: _Server, what: str) -> str:
+    return (
+        f"the leader of this request {what}, so its result is lost. It or the warm server was stopped or killed from outside, as a "
+        f"system that runs out of memory does. Ask again. The server's last words: {server.last_words() or 'none'}"
+    )
+
+
+class _TorchFree(pickle.Unpickler):
+    """Unpacks a result, and refuses to import torch for it."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.partition(".")[0] == "torch":
+            raise RankError(
+                f"the result holds a {module}.{name}; unpacking it would import torch into the flow process. "
+                "Return numbers, numpy arrays or records instead."
+            )
+        return super().find_class(module, name)

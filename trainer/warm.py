@@ -1,0 +1,110 @@
+"""The warm server: one interpreter that has imported torch and the trainer once, and forks a leader for every request.
+
+It is started by `trainer.ranks` with a control socket on which link sockets arrive, one a request. It never reads a request, and runs no
+thread and no tensor operation: what is forked from it finds torch imported and untouched. It ends when the flow process ends.
+"""
+
+import faulthandler
+import gc
+import importlib
+import os
+import pkgutil
+import select
+import signal
+import socket
+import time
+import traceback
+from typing import NoReturn
+
+import trainer.recipes
+from trainer.children import adopt_orphans, die_with_parent, kill_children
+from trainer.leader import lead
+from trainer.wires import is_readable
+
+# torch._dynamo: the first optimizer pulls in 829 modules through it; pyarrow.parquet: pandas imports it at the first table
+PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "safetensors.torch", "pandas", "pyarrow.parquet")
+LEADERS_END_S = 2.0
+
+
+def serve(control_fd: int, parent: int) -> NoReturn:
+    """Import, then fork a leader for each link that arrives, until the flow process (`parent`, a pid) hangs up or dies."""
+    leaders: dict[int, int] = {}  # pidfd -> pid
+    try:
+        die_with_parent(parent, signal.SIGTERM)  # the default action until the imports are done: nobody has to be told yet
+        _preload()
+        adopt_orphans()
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)  # inherited: a rank tells in its log where it is
+        signal.signal(signal.SIGTERM, _leave)
+        _fork_on_request(socket.socket(fileno=control_fd), leaders)
+    finally:
+        _end_leaders(leaders)
+        os._exit(0)
+
+
+def _preload() -> None:
+    for name in PRELOAD:
+        _import(name)
+    for package in (trainer, trainer.recipes):
+        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
+            _import(found.name)
+    gc.collect()
+    gc.freeze()  # the children share these pages until they write on them
+
+
+def _import(name: str) -> None:
+    """Import, or leave the error for the rank that needs the module: it can say so to somebody."""
+    try:
+        importlib.import_module(name)
+    except Exception:
+        traceback.print_exc()
+
+
+def _leave(*_: object) -> NoReturn:
+    raise SystemExit(0)
+
+
+def _fork_on_request(control: socket.socket, leaders: dict[int, int]) -> None:
+    poller = select.poll()
+    poller.register(control, select.POLLIN)
+    while True:
+        for fd, _ in poller.poll():
+            if fd in leaders:
+                poller.unregister(fd)
+                _bury(leaders, fd)
+                continue
+            word, links, _, _ = socket.recv_fds(control, 1, 1, socket.MSG_CMSG_CLOEXEC)
+            if not word:
+                return
+            if links:  # none when this process is out of descriptors: the asker sees its link closed
+                poller.register(_fork_leader(control, socket.socket(fileno=links[0]), leaders), select.POLLIN)
+
+
+def _fork_leader(control: socket.socket, link: socket.socket, leaders: dict[int, int]) -> int:
+    server = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        control.close()
+        for fd in leaders:
+            os.close(fd)
+        lead(link, server)
+    link.close()
+    pidfd = os.pidfd_open(pid)
+    leaders[pidfd] = pid
+    return pidfd
+
+
+def _bury(leaders: dict[int, int], pidfd: int) -> None:
+    """Reap a leader, and end whatever it could not end itself because it was killed."""
+    os.waitpid(leaders.pop(pidfd), 0)
+    os.close(pidfd)
+    kill_children(spare=leaders.values())
+
+
+def _end_leaders(leaders: dict[int, int]) -> None:
+    """Ask every leader to end its group, wait a little, then leave no child behind in any case."""
+    for pid in leaders.values():
+        os.kill(pid, signal.SIGTERM)
+    until = time.monotonic() + LEADERS_END_S
+    for pidfd in leaders:
+        is_readable(pidfd, until - time.monotonic())
+    kill_children()
