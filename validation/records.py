@@ -94,6 +94,7 @@ class Expectation:
     success: bool
     observed: str  # what was seen, short
     expected: str  # what was asked, short
+    aspect: str = ""  # what it speaks about, see validation.contract.ASPECTS; the gate makes one check per aspect and frame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
