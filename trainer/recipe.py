@@ -5,13 +5,23 @@ Importing this module does not import torch: the flow process reads cards and co
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
+
+from trainer.recipe_code import code_digest as code_digest
+from trainer.recipe_code import import_code, split_path
+from validation.errors import ConfigError, RecipeError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -139,3 +149,154 @@ class Recipe(Protocol):
 
     def quality(self, frame: pd.DataFrame, scores: npt.NDArray[np.float64]) -> float:
         """One number, higher is better, compared with `target_quality`."""
+
+
+def cache_folder() -> Path:
+    """Folder for what recipes prepare once: $SEATRIAL_CACHE, else $SEATRIAL_HOME/cache, else ./.seatrial/cache; created.
+
+    Raises: ConfigError when it cannot be created.
+    """
+    home = os.environ.get("SEATRIAL_HOME") or ".seatrial"
+    folder = Path(os.environ.get("SEATRIAL_CACHE") or Path(home) / "cache").expanduser().absolute()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the cache folder {folder} cannot be created ({error}). Recipes have nowhere to keep prepared data, so nothing was "
+            "started. Set SEATRIAL_CACHE to a folder that can be written."
+        ) from None
+    return folder
+
+
+def load_recipe(path: str) -> Recipe:
+    """Import a recipe and check every member, so that a mistake is told before the first step and not in rank 3.
+
+    Args: path, a shipped recipe's short name or "package.module:NAME"; modules in the current directory are found too.
+    Raises: RecipeError naming all that is wrong.
+    """
+    module, name = split_path(path)
+    loaded = import_code(path, module)
+    if not hasattr(loaded, name):
+        offered = ", ".join(key for key, value in vars(loaded).items() if isinstance(value, Recipe) and not isinstance(value, type))
+        raise RecipeError(
+            f"module {module} has no '{name}'. There is no recipe to release, so nothing was started. "
+            f"Recipes found in it: {offered or 'none'}; name one as {module}:NAME."
+        )
+    recipe = getattr(loaded, name)
+    problems = list(_problems(recipe))
+    if problems:
+        raise RecipeError(
+            f"recipe '{path}' cannot be used: {'; '.join(problems)}. Its runs could not be judged, so nothing was started. "
+            "Mend these members; trainer/recipe.py says what each has to be."
+        )
+    return recipe  # type: ignore[no-any-return]  # every member was checked
+
+
+_METHODS = {
+    "data": 1, "model": 0, "optimizer": 1, "schedule": 2, "loss": 2, "scorer": 1, "baseline": 1, "rule": 1, "outcomes": 2, "quality": 2,
+}  # fmt: skip
+_VALUES: Mapping[str, tuple[type, ...]] = {
+    "name": (str,), "card": (Card,), "training": (Training,), "contract": (DataContract,), "slices": (list, tuple), "cluster": (str,),
+    "target_quality": (int, float),
+}  # fmt: skip
+
+
+def _problems(recipe: Any) -> Iterator[str]:
+    if isinstance(recipe, type):
+        yield f"it is the class {recipe.__name__}, name an instance of it"
+        return
+    for name, arguments in _METHODS.items():
+        yield from _method_problems(getattr(recipe, name, None), name, arguments)
+    wrong = [name for name, kinds in _VALUES.items() if not isinstance(getattr(recipe, name, None), kinds)]
+    for name in wrong:
+        kind = _VALUES[name][-1].__name__
+        yield f"{name} is {'a ' + type(getattr(recipe, name)).__name__ if hasattr(recipe, name) else 'missing'}, it has to be a {kind}"
+    for name, check in (("name", _name_problems), ("training", _training_problems), ("contract", _contract_problems)):
+        if name not in wrong:
+            yield from check(getattr(recipe, name))
+    if not {"slices", "cluster", "target_quality"} & set(wrong):
+        yield from _judging_problems(recipe)
+
+
+def _method_problems(method: Any, name: str, arguments: int) -> Iterator[str]:
+    if not callable(method):
+        yield f"{name}() is missing" if method is None else f"{name} is a {type(method).__name__}, it has to be a function"
+        return
+    try:
+        inspect.signature(method).bind(*range(arguments))
+    except TypeError:
+        yield f"{name}{inspect.signature(method)} does not take {arguments} argument{'' if arguments == 1 else 's'}"
+    except ValueError:  # a builtin without a signature: nothing can be told before it is called
+        return
+
+
+def _name_problems(name: str) -> Iterator[str]:
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
+        yield f"name '{name}' has to match [a-z0-9-]+"
+
+
+def _training_problems(training: Training) -> Iterator[str]:
+    for name in ("global_batch_size", "epochs", "lanes", "evaluate_every"):
+        value = getattr(training, name)
+        if type(value) is not int or value < 1:
+            yield f"training.{name} is {value!r}, it has to be a whole number of at least 1"
+            return
+    if training.lanes & (training.lanes - 1):
+        yield f"training.lanes is {training.lanes}, it has to be a power of two"
+    if training.global_batch_size < training.lanes:
+        yield f"training.global_batch_size is {training.global_batch_size}, fewer than its {training.lanes} lanes"
+    if type(training.seed) is not int or not 0 <= training.seed < 2**63:
+        yield f"training.seed is {training.seed!r}, it has to be a whole number from 0 to 2**63 - 1"
+    if training.clip_norm is not None and not training.clip_norm > 0:
+        yield f"training.clip_norm is {training.clip_norm!r}, it has to be positive or None"
+
+
+def _judging_problems(recipe: Any) -> Iterator[str]:
+    if not recipe.slices or not all(isinstance(name, str) and name for name in recipe.slices):
+        yield "slices has to name at least one column of the frame"
+    elif len(set(recipe.slices)) < len(recipe.slices):
+        yield "slices names a column twice"
+    if not recipe.cluster:
+        yield "cluster has to name a column of the frame"
+    if not math.isfinite(recipe.target_quality):
+        yield f"target_quality is {recipe.target_quality}, it has to be finite"
+
+
+def _contract_problems(contract: DataContract) -> Iterator[str]:
+    if not contract.columns:
+        yield "contract.columns is empty: the model would see nothing"
+    late = sorted(set(contract.columns) & {*contract.known_after_cutoff, contract.label})
+    if late:
+        yield f"contract.columns holds {', '.join(late)}, known only after the decision"
+    for name, column in contract.columns.items():
+        yield from _column_problems(name, column)
+    for field_name in ("label", "event_time"):
+        if not getattr(contract, field_name):
+            yield f"contract.{field_name} has to name a column of the frame"
+    for split in SPLITS:
+        if not contract.min_rows.get(split, 0) >= 1:
+            yield f"contract.min_rows['{split}'] has to be at least 1"
+    yield from _period_problems(contract.period)
+    if not contract.max_gap_days > 0:
+        yield f"contract.max_gap_days is {contract.max_gap_days}, it has to be positive"
+
+
+def _column_problems(name: str, column: Any) -> Iterator[str]:
+    if not isinstance(column, Column) or column.kind not in ("number", "category", "time"):
+        yield f"contract.columns['{name}'] has to be a Column of kind number, category or time"
+        return
+    if not 0 <= column.max_null_share <= 1:
+        yield f"contract.columns['{name}'].max_null_share is {column.max_null_share}, outside 0..1"
+    if column.minimum is not None and column.maximum is not None and not column.minimum <= column.maximum:
+        yield f"contract.columns['{name}'] allows nothing: {column.minimum}..{column.maximum}"
+
+
+def _period_problems(period: Mapping[str, tuple[str, str]]) -> Iterator[str]:
+    try:
+        spans = {split: (datetime.fromisoformat(period[split][0]), datetime.fromisoformat(period[split][1])) for split in SPLITS}
+        ordered = all(first < last for first, last in spans.values()) and spans["train"][1] <= spans["judge"][0]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        yield f"contract.period needs (first, last) ISO times for train and judge ({error!r})"
+        return
+    if not ordered:
+        yield "contract.period: each split has to start before it ends, and train has to end before judge starts"

@@ -1,0 +1,133 @@
+"""Where a recipe's code lies: its import path, its import, and one digest over all of its team's sources."""
+
+import ast
+import importlib
+import importlib.util
+import sys
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+from validation.canonical import digest, sha256_hex
+from validation.errors import RecipeError
+
+SHIPPED = {"flights": "trainer.recipes.flights:recipe"}  # short name -> import path
+
+
+def split_path(path: str) -> tuple[str, str]:
+    """Split "flights" or "package.module:NAME" into module and name. Raises RecipeError when it is neither."""
+    module, colon, name = SHIPPED.get(path, path).partition(":")
+    if not colon or not name.isidentifier() or not all(part.isidentifier() for part in module.split(".")):
+        raise RecipeError(
+            f"recipe '{path}' is neither shipped ({', '.join(SHIPPED)}) nor an import path. Nothing was started. "
+            "Name it like package.module:NAME, for example digits:recipe."
+        )
+    return module, name
+
+
+def import_code(path: str, module: str) -> ModuleType:
+    """Import the recipe's module, from the current directory too. Raises RecipeError with the line that failed."""
+    _find_local_modules()
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module}.".startswith(f"{error.name}."):
+            raise _no_module(path, error.name) from None
+        raise _import_failure(path, module, error) from error
+    except (Exception, SystemExit) as error:
+        raise _import_failure(path, module, error) from error
+
+
+def code_digest(path: str) -> str:
+    """sha256 over the recipe's code: its module and every module of the same top-level package or folder that it imports.
+
+    Read from the sources without running them, imports inside functions included; installed packages are left out (the lock
+    file pins those). Equal text gives an equal digest wherever it lies.
+    Raises: RecipeError when the module or a source cannot be found or read.
+    """
+    module, _ = split_path(path)
+    _find_local_modules()
+    first = _source(module)
+    if first is None:
+        raise _no_module(path, module)
+    root = _root(module, first)
+    sources = {module: first}
+    waiting = [module]
+    while waiting:
+        name = waiting.pop()
+        for wanted in _imports(path, name, sources[name]):
+            found = None if wanted in sources else _source(wanted)
+            if found is not None and _is_own(found, root):
+                sources[wanted] = found
+                waiting.append(wanted)
+    return digest({name: sha256_hex(source.read_bytes()) for name, source in sources.items()})
+
+
+def _find_local_modules() -> None:
+    """Put the current directory first on sys.path, once: a team starts a release where its recipe lies."""
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+
+
+def _source(module: str) -> Path | None:
+    try:
+        spec = importlib.util.find_spec(module)
+    except (ImportError, ValueError, AttributeError):  # no parent package, or the parent is a plain module
+        return None
+    if spec is None or not spec.has_location or not spec.origin or not spec.origin.endswith(".py"):
+        return None
+    return Path(spec.origin).resolve()
+
+
+def _root(module: str, source: Path) -> Path:
+    """The top-level package's folder, or the folder that a single module lies in."""
+    levels = module.count(".") + (source.name == "__init__.py")
+    return source.parents[max(levels - 1, 0)]
+
+
+def _is_own(source: Path, root: Path) -> bool:
+    installed = {"site-packages", "dist-packages"}
+    return source.is_relative_to(root) and (not installed & set(source.relative_to(root).parts)) and root.name not in installed
+
+
+def _imports(path: str, module: str, source: Path) -> Iterator[str]:
+    try:
+        tree = ast.parse(source.read_bytes())
+    except (OSError, SyntaxError, ValueError) as error:
+        raise RecipeError(
+            f"recipe '{path}': {source} cannot be read as Python ({error}). Its code has no digest, so its evidence could not be "
+            f'tied to it. Mend it until `python -c "import {module}"` succeeds.'
+        ) from None
+    package = module if source.name == "__init__.py" else module.rpartition(".")[0]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield from _parents(alias.name)
+        elif isinstance(node, ast.ImportFrom):
+            base = importlib.util.resolve_name("." * node.level + (node.module or ""), package) if node.level else node.module or ""
+            yield from _parents(base)
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+
+
+def _parents(module: str) -> Iterator[str]:
+    """A module and the packages around it: importing a.b.c runs a, a.b and a.b.c."""
+    while module:
+        yield module
+        module = module.rpartition(".")[0]
+
+
+def _no_module(path: str, name: str) -> RecipeError:
+    return RecipeError(
+        f"recipe '{path}': there is no module {name}. Nothing was started. Check the spelling, start where it can be imported "
+        f"(this is {Path.cwd()}), or install its package."
+    )
+
+
+def _import_failure(path: str, module: str, error: BaseException) -> RecipeError:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return RecipeError(
+        f"recipe '{path}': importing {module} raised {type(error).__name__}: {error} ({last.filename}, line {last.lineno}). "
+        f'Its code never became a recipe, so nothing was started. Mend it until `python -c "import {module}"` succeeds.'
+    )
