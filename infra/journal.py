@@ -9,7 +9,7 @@ between the two places, and any gap or broken chain, is reported as altered evid
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -37,7 +37,11 @@ class Entry:
 
 
 class Journal:
-    """Append to and read one release's history. It keeps nothing in memory: every call reads the store."""
+    """Append to and read one release's history.
+
+    `records` reads and verifies the whole history each time; `append` does so once, then only reads what others wrote meanwhile: with
+    25 records in S3 that saves a thousand requests a release.
+    """
 
     def __init__(self, store: ObjectStore, release_id: str) -> None:
         if not _RELEASE_ID.fullmatch(release_id):
@@ -48,6 +52,7 @@ class Journal:
         self._store = store
         self._root = f"releases/{release_id}"
         self.release_id = release_id
+        self._known: tuple[Entry, ...] | None = None  # a verified beginning of the history
 
     def append(self, kind: str, payload: Mapping[str, Any], *, time_utc: str) -> Entry:
         """Write the next record. Safe against other writers: a number that is taken is tried again, one higher.
@@ -56,17 +61,19 @@ class Journal:
         """
         if not _KIND.fullmatch(kind):
             raise ValueError(f"journal kind {kind!r} has to be lower-case letters, digits, '_' and '-'")
+        known = self._beginning()
         for _ in range(_TRIES):
-            before = self.records()
-            if before:
-                self._publish(before[-1])  # its writer may have died before it could
-            body = self._body(before, kind, payload, time_utc)
+            body = self._body(known, kind, payload, time_utc)
+            number = self._number(len(known) + 1)
             try:
-                self._store.put_new(self._number(len(before) + 1), body)
+                self._store.put_new(number, body)
             except ConflictError:
+                known = (*known, self._verified(number, len(known) + 1, _tail(known)))
+                self._publish(known[-1])  # its writer may have died before it could
                 continue
             entry = _entry(body)
             self._publish(entry)
+            self._known = (*known, entry)
             return entry
         raise ConflictError(
             f"record '{kind}' of release {self.release_id} lost its number {_TRIES} times. Other writers work on this release, so it was "
@@ -82,13 +89,20 @@ class Journal:
         for at, key in enumerate(numbers, start=1):
             if key != self._number(at):
                 raise self._broken(f"record {at} is missing (found {key.rpartition('/')[2]} in its place)")
-            entries.append(self._verified(key, at, entries[-1].sha256 if entries else ""))
+            entries.append(self._verified(key, at, _tail(entries)))
         self._compare_names(entries, names)
         return tuple(entries)
 
     def latest(self, kind: str) -> Entry | None:
         """The last record of a kind, or None."""
         return next((entry for entry in reversed(self.records()) if entry.kind == kind), None)
+
+    def _beginning(self) -> tuple[Entry, ...]:
+        if self._known is None:
+            self._known = self.records()
+            if self._known:
+                self._publish(self._known[-1])  # as in `append`
+        return self._known
 
     def _verified(self, key: str, at: int, previous: str) -> Entry:
         body = self._store.get(key)
@@ -121,7 +135,7 @@ class Journal:
     def _body(self, before: tuple[Entry, ...], kind: str, payload: Mapping[str, Any], time_utc: str) -> bytes:
         entry = Entry(
             sequence=len(before) + 1, kind=kind, time_utc=time_utc, payload=plain(payload),
-            previous=before[-1].sha256 if before else "", sha256="",
+            previous=_tail(before), sha256="",
         )  # fmt: skip
         return canonical_json(_document(entry, self.release_id))
 
@@ -152,6 +166,10 @@ def list_releases(store: ObjectStore, recipe: str | None = None) -> tuple[str, .
     found = filter(None, (_RELEASE_ID.fullmatch(name) for name in {key.split("/")[1] for key in keys}))
     kept = [match for match in found if recipe in (None, match["recipe"])]
     return tuple(match.string for match in sorted(kept, key=lambda match: (match["day"], match["time"], match.string)))
+
+
+def _tail(entries: Sequence[Entry]) -> str:
+    return entries[-1].sha256 if entries else ""
 
 
 def _document(entry: Entry, release_id: str) -> dict[str, Any]:

@@ -50,6 +50,12 @@ def move_pointer(store: ObjectStore, pointer: Pointer, etag: str | None) -> str:
     return store.replace(pointer_key(pointer.model), body, etag)
 
 
+def list_pointers(store: ObjectStore) -> tuple[Pointer, ...]:
+    """What serves, for every model that has a pointer, by name."""
+    models = sorted({key.split("/")[1] for key in store.list("models/") if key.endswith("/pointer")})
+    return tuple(pointer for model in models if (pointer := read_pointer(store, model)[0]) is not None)
+
+
 def pointer_key(model: str) -> str:
     """Where a model's pointer stands."""
     if not _MODEL.fullmatch(model):

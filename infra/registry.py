@@ -46,13 +46,13 @@ class Registry:
             self._client = MlflowClient(tracking_uri=self.tracking_uri, registry_uri=self.tracking_uri)
             self.experiment_id = self._ensure_experiment(settings.experiment, settings.mlflow_artifacts)
 
-    def start_run(self, release_id: str, tags: Mapping[str, str] | None = None) -> str:
-        """The run of a release: the one it has already, or a new one; returns its id."""
+    def start_run(self, model: str, release_id: str) -> str:
+        """The run of a release of a model: the one it has already, or a new one; returns its id."""
         with _explained(f"start the run of {release_id}"):
             found = self._client.search_runs([self.experiment_id], f"tags.release_id = '{release_id}'", max_results=1)
             if found:
                 return str(found[0].info.run_id)
-            made = self._client.create_run(self.experiment_id, run_name=release_id, tags={"release_id": release_id, **(tags or {})})
+            made = self._client.create_run(self.experiment_id, run_name=release_id, tags={"release_id": release_id, "model": model})
             return str(made.info.run_id)
 
     def log(self, run_id: str, *, params: Mapping[str, Any] | None = None, metrics: Mapping[str, float] | None = None) -> None:

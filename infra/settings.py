@@ -80,17 +80,17 @@ class RegistrySettings(HomeSettings):
 class Settings(StoreSettings, RegistrySettings):
     """Every setting of a Sea Trial process."""
 
-    @classmethod
-    def load(cls, **given: Any) -> Self:
-        """Read SEATRIAL_* variables; `given` values (by field name) win over them.
 
-        Raises: ConfigError naming every variable that cannot be used.
-        """
-        try:
-            return cls(**given)
-        except ValidationError as error:
-            problems = "; ".join(_problem(item["loc"], item["msg"]) for item in error.errors())
-            raise ConfigError(f"settings cannot be used: {problems}. Nothing was started. Correct or unset these variables.") from None
+def load_settings(**given: Any) -> Settings:
+    """Read SEATRIAL_* variables; `given` values (by field name) win over them.
+
+    Raises: ConfigError naming every variable that cannot be used.
+    """
+    try:
+        return Settings(**given)
+    except ValidationError as error:
+        problems = "; ".join(_problem(item["loc"], item["msg"]) for item in error.errors())
+        raise ConfigError(f"settings cannot be used: {problems}. Nothing was started. Correct or unset these variables.") from None
 
 
 def embedded_environment(settings: Settings, environ: Mapping[str, str] | None = None) -> dict[str, str]:

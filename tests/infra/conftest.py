@@ -10,7 +10,7 @@ from helpers_stores import make_store
 from moto.server import ThreadedMotoServer
 
 from infra.registry import Registry
-from infra.settings import Settings
+from infra.settings import Settings, load_settings
 from infra.store import ObjectStore
 
 
@@ -46,7 +46,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
 @pytest.fixture(scope="session")
 def registry_settings(tmp_path_factory: pytest.TempPathFactory) -> Settings:
     """Settings whose home has a space in its path."""
-    return Settings.load(home=tmp_path_factory.mktemp("registry") / "a home")
+    return load_settings(home=tmp_path_factory.mktemp("registry") / "a home")
 
 
 @pytest.fixture(scope="session")

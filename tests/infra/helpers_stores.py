@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from infra.settings import Settings
+from infra.settings import Settings, load_settings
 from infra.store import MemoryStore, ObjectStore, open_store
 
 KINDS = ("memory", "folder", "s3")
@@ -13,10 +13,10 @@ def make_store(kind: str, tmp_path: Path, endpoint: str = "", prefix: str = "") 
     if kind == "memory":
         return MemoryStore()
     if kind == "folder":
-        return open_store(Settings.load(home=tmp_path / "a home", store=str(tmp_path / "a store")))
+        return open_store(load_settings(home=tmp_path / "a home", store=str(tmp_path / "a store")))
     return open_store(s3_settings(tmp_path, endpoint, f"s3://trial/{prefix}"))
 
 
 def s3_settings(tmp_path: Path, endpoint: str, store: str, **given: object) -> Settings:
     """Settings of an S3 store behind an endpoint."""
-    return Settings.load(home=tmp_path, store=store, store_endpoint=endpoint, store_region="us-east-1", **given)
+    return load_settings(home=tmp_path, store=store, store_endpoint=endpoint, store_region="us-east-1", **given)

@@ -58,6 +58,26 @@ def test_writers_at_once_lose_no_record(store: ObjectStore) -> None:
     assert sorted(entry.payload["n"] for entry in records) == list(range(12))
 
 
+def test_two_writers_take_turns(tmp_path: Path) -> None:
+    """A journal that was open while another writer went on continues after that writer's records, also after an unfinished one."""
+    mine, other = written(tmp_path, "started"), Journal(FolderStore(tmp_path), RELEASE)
+    for kind in ("gate", "decided"):
+        other.append(kind, {}, time_utc=NOW)
+    (tmp_path / ROOT / "journal/0003-decided").unlink()
+
+    assert mine.append("rerun", {}, time_utc=NOW).sequence == 4
+    assert [entry.kind for entry in mine.records()] == ["started", "gate", "decided", "rerun"]
+
+
+def test_nothing_is_added_to_a_broken_history(tmp_path: Path) -> None:
+    """Appending to a journal that does not verify is refused."""
+    written(tmp_path, "started", "gate", "decided")
+    edit(tmp_path / ROOT / "numbers/0002")
+
+    with pytest.raises(EvidenceError, match="does not verify"):
+        Journal(FolderStore(tmp_path), RELEASE).append("rerun", {}, time_utc=NOW)
+
+
 def edit(path: Path) -> None:
     """Change a record's payload, keeping it canonical."""
     path.write_bytes(path.read_bytes().replace(b'"of":"gate"', b'"of":"fake"'))
@@ -100,8 +120,9 @@ def test_a_record_of_another_release_is_refused(tmp_path: Path) -> None:
 
 def test_a_writer_may_die_between_its_two_writes(tmp_path: Path) -> None:
     """A record whose readable copy was never written counts, and the next writer adds the copy."""
-    journal = written(tmp_path, "started", "gate")
+    written(tmp_path, "started", "gate")
     (tmp_path / ROOT / "journal/0002-gate").unlink()
+    journal = Journal(FolderStore(tmp_path), RELEASE)
     assert len(journal.records()) == 2
 
     journal.append("decided", {}, time_utc=NOW)

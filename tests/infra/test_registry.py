@@ -11,7 +11,7 @@ import torch
 
 from infra.pointer import Pointer
 from infra.registry import FILES_TAG, RegisteredVersion, Registry, load_and_predict, log_model, version_uri
-from infra.settings import Settings
+from infra.settings import Settings, embedded_environment, load_settings
 from validation.errors import ConfigError, EvidenceError, RecipeError, StoreError
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # MLflow's and torch.export's own
@@ -35,7 +35,7 @@ def register(
 @pytest.fixture(scope="module")
 def two(registry: Registry) -> tuple[RegisteredVersion, RegisteredVersion]:
     """Two versions of the model "trial", logged to one run."""
-    run_id = registry.start_run("trial-20260131-181542-3f9c", {"recipe": "trial"})
+    run_id = registry.start_run("trial", "trial-20260131-181542-3f9c")
     return register(registry, run_id, shift=0.0), register(registry, run_id, shift=1.0)
 
 
@@ -79,7 +79,7 @@ def test_latency_is_of_single_rows(registry: Registry, two: tuple[RegisteredVers
 
 def test_altered_files_are_not_loaded(registry: Registry, registry_settings: Settings) -> None:
     """One changed byte in a version's archive and it is refused, before anything in it is read."""
-    made = register(registry, registry.start_run("altered-20260131-181542-3f9c"), name="altered")
+    made = register(registry, registry.start_run("altered", "altered-20260131-181542-3f9c"), name="altered")
     archive = max((registry_settings.home / "mlartifacts").rglob("*.pt2"), key=lambda path: path.stat().st_mtime_ns)
     body = bytearray(archive.read_bytes())
     body[len(body) // 2] ^= 1
@@ -107,7 +107,7 @@ def test_a_missing_version_is_a_store_error(registry: Registry, two: object) -> 
 )
 def test_what_cannot_serve_is_not_registered(registry: Registry, builder: str, rows: int, named: str) -> None:
     """A module that cannot be exported, or whose scores depend on the batch, gets no version."""
-    run_id = registry.start_run("unfit-20260131-181542-3f9c")
+    run_id = registry.start_run("unfit", "unfit-20260131-181542-3f9c")
 
     with pytest.raises(RecipeError, match=named):
         register(registry, run_id, builder, name="unfit", rows=rows)
@@ -116,7 +116,7 @@ def test_what_cannot_serve_is_not_registered(registry: Registry, builder: str, r
 
 def test_scores_that_are_not_finite_are_refused(registry: Registry) -> None:
     """A model that answers with infinities cannot be judged."""
-    made = register(registry, registry.start_run("infinite-20260131-181542-3f9c"), "not_finite", name="infinite")
+    made = register(registry, registry.start_run("infinite", "infinite-20260131-181542-3f9c"), "not_finite", name="infinite")
 
     with pytest.raises(EvidenceError, match="1 of them not finite"):
         load_and_predict(made.model_uri, np.array([[1, 1, 1], [0, 0, 0]], np.float32), tracking_uri=registry.tracking_uri)
@@ -176,7 +176,7 @@ def test_the_baseline_is_described(registry: Registry, two: object) -> None:
 
 def test_a_release_has_one_run(registry: Registry, tmp_path: Path) -> None:
     """A release that is continued goes on in its run; report, plots, evidence and metrics lie where links expect them."""
-    run_id = registry.start_run("pages-20260131-181542-3f9c")
+    run_id = registry.start_run("pages", "pages-20260131-181542-3f9c")
     (tmp_path / "plots").mkdir()
     (tmp_path / "plots" / "scaling-0.png").write_bytes(b"png")
     (tmp_path / "report.html").write_text("<p>report</p>")
@@ -185,7 +185,7 @@ def test_a_release_has_one_run(registry: Registry, tmp_path: Path) -> None:
         registry.publish(run_id, page=tmp_path / "report.html", plots=tmp_path / "plots", evidence={"scaling": b"{}"}, metrics={"s": 1.5})
     registry.finish_run(run_id, ok=True)
 
-    assert registry.start_run("pages-20260131-181542-3f9c") == run_id
+    assert registry.start_run("pages", "pages-20260131-181542-3f9c") == run_id
     places = [item.path for folder in ("", "plots", "evidence") for item in registry._client.list_artifacts(run_id, folder)]
     assert sorted(places) == ["evidence", "evidence/scaling.json", "plots", "plots/scaling-0.png", "report.html"]
     run = registry._client.get_run(run_id)
@@ -197,18 +197,18 @@ def test_an_unwritable_home_is_a_bad_setting(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     with pytest.raises(ConfigError, match="SEATRIAL_HOME"):
-        Registry(Settings.load(home=tmp_path / "file" / "home"))
+        Registry(load_settings(home=tmp_path / "file" / "home"))
 
 
 TORCHLESS = """
 import sys
 from pathlib import Path
 from infra.registry import Registry
-from infra.settings import Settings
+from infra.settings import load_settings
 
 home = Path(sys.argv[1])
-registry = Registry(Settings.load(home=home))
-run_id = registry.start_run("torchless-20260131-181542-3f9c")
+registry = Registry(load_settings(home=home))
+run_id = registry.start_run("torchless", "torchless-20260131-181542-3f9c")
 registry.log(run_id, params={"a": 1}, metrics={"m": 1.0})
 registry.publish(run_id, page=home / "report.html", plots=home / "nowhere", evidence={"e": b"{}"})
 registry.describe("trial", "1", description="Fine.", tags={"status": "promoted"})
@@ -224,3 +224,16 @@ def test_the_flow_process_never_loads_torch(registry: Registry, registry_setting
     done = subprocess.run([sys.executable, "-c", TORCHLESS, str(home)], capture_output=True, text=True, timeout=120, check=False)
 
     assert (done.stdout, done.returncode) == ("False\n", 0), done.stderr
+
+
+def test_models_may_lie_in_s3(registry_settings: Settings, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With an S3 artifact root a version is logged, verified and loaded through the bucket."""
+    settings = load_settings(
+        home=registry_settings.home, experiment="in-s3", mlflow_artifacts="s3://trial/models", store_endpoint=s3, store_region="us-east-1"
+    )
+    for name, value in embedded_environment(settings, {}).items():
+        monkeypatch.setenv(name, value)
+    registry = Registry(settings)
+    made = register(registry, registry.start_run("in-s3", "in-s3-20260131-181542-3f9c"), name="in-s3")
+
+    assert load_and_predict(made.model_uri, helpers_models.rows(3)).scores.shape == (3,)

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.settings import Settings, embedded_environment
+from infra.settings import embedded_environment, load_settings
 from validation.errors import ConfigError
 
 
@@ -14,7 +14,7 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_everything_lies_under_home(tmp_path: Path) -> None:
     """Without other settings, store, cache, registry and artifacts are below the home folder."""
-    settings = Settings.load(home=tmp_path / "my home")
+    settings = load_settings(home=tmp_path / "my home")
 
     assert settings.store == str(tmp_path / "my home" / "store")
     assert settings.cache == tmp_path / "my home" / "cache"
@@ -27,7 +27,7 @@ def test_paths_are_absolute_from_the_start(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SEATRIAL_STORE", "kept/here")
 
-    settings = Settings.load()
+    settings = load_settings()
 
     assert settings.home == tmp_path / ".seatrial"
     assert settings.store == str(tmp_path / "kept" / "here")
@@ -38,9 +38,9 @@ def test_variables_are_read_and_arguments_win(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("SEATRIAL_EXPERIMENT", "from-env")
     monkeypatch.setenv("SEATRIAL_STORE", "s3://bucket/some/prefix/")
 
-    assert Settings.load(home=tmp_path).experiment == "from-env"
-    assert Settings.load(home=tmp_path, experiment="given").experiment == "given"
-    assert Settings.load(home=tmp_path).store == "s3://bucket/some/prefix"
+    assert load_settings(home=tmp_path).experiment == "from-env"
+    assert load_settings(home=tmp_path, experiment="given").experiment == "given"
+    assert load_settings(home=tmp_path).store == "s3://bucket/some/prefix"
 
 
 @pytest.mark.parametrize(
@@ -59,12 +59,12 @@ def test_variables_are_read_and_arguments_win(tmp_path: Path, monkeypatch: pytes
 def test_bad_values_are_named(given: dict[str, object], named: str) -> None:
     """A value that cannot work is a ConfigError that names it."""
     with pytest.raises(ConfigError, match=named):
-        Settings.load(**given)
+        load_settings(**given)
 
 
 def test_settings_are_frozen(tmp_path: Path) -> None:
     """Settings do not change after they are read."""
-    settings = Settings.load(home=tmp_path)
+    settings = load_settings(home=tmp_path)
 
     with pytest.raises(ValueError, match="frozen"):
         settings.home = Path("/elsewhere")  # type: ignore[misc]
@@ -72,7 +72,7 @@ def test_settings_are_frozen(tmp_path: Path) -> None:
 
 def test_the_environment_silences_and_gathers(tmp_path: Path) -> None:
     """Telemetry is off and Prefect and MLflow keep their state under home."""
-    found = embedded_environment(Settings.load(home=tmp_path / "a b"), {})
+    found = embedded_environment(load_settings(home=tmp_path / "a b"), {})
 
     assert found["PREFECT_HOME"] == f"{tmp_path}/a b/prefect"
     assert found["MLFLOW_TRACKING_URI"] == f"sqlite:///{tmp_path}/a b/mlflow.db"
@@ -82,7 +82,7 @@ def test_the_environment_silences_and_gathers(tmp_path: Path) -> None:
 
 def test_the_users_own_variables_stay(tmp_path: Path) -> None:
     """A variable that is set already is not in the answer; the places of Sea Trial always are."""
-    found = embedded_environment(Settings.load(home=tmp_path), {"PREFECT_HOME": "/mine", "SEATRIAL_HOME": ".seatrial"})
+    found = embedded_environment(load_settings(home=tmp_path), {"PREFECT_HOME": "/mine", "SEATRIAL_HOME": ".seatrial"})
 
     assert "PREFECT_HOME" not in found
     assert found["SEATRIAL_HOME"] == str(tmp_path)
@@ -90,8 +90,8 @@ def test_the_users_own_variables_stay(tmp_path: Path) -> None:
 
 def test_artifacts_in_s3_use_the_stores_endpoint(tmp_path: Path) -> None:
     """MLflow learns the endpoint when its artifacts are in S3, and only then."""
-    inside = Settings.load(home=tmp_path, mlflow_artifacts="s3://bucket/models", store_endpoint="http://127.0.0.1:9000")
-    outside = Settings.load(home=tmp_path, store_endpoint="http://127.0.0.1:9000")
+    inside = load_settings(home=tmp_path, mlflow_artifacts="s3://bucket/models", store_endpoint="http://127.0.0.1:9000")
+    outside = load_settings(home=tmp_path, store_endpoint="http://127.0.0.1:9000")
 
     assert embedded_environment(inside, {})["MLFLOW_S3_ENDPOINT_URL"] == "http://127.0.0.1:9000"
     assert "MLFLOW_S3_ENDPOINT_URL" not in embedded_environment(outside, {})

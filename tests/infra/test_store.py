@@ -13,7 +13,7 @@ import boto3
 import pytest
 from helpers_stores import KINDS, s3_settings
 
-from infra.settings import Settings
+from infra.settings import load_settings
 from infra.store import (
     MemoryStore,
     NotFoundError,
@@ -161,14 +161,14 @@ def test_processes_lose_no_update(tmp_path: Path) -> None:
     """Three processes that count up by compare-and-set in one folder reach the sum."""
     FolderStore(tmp_path).replace("count", b"0", None)
     context = multiprocessing.get_context("fork")
-    workers = [context.Process(target=_count_up, args=(str(tmp_path), 20)) for _ in range(3)]
+    workers = [context.Process(target=_count_up, args=(str(tmp_path), 40)) for _ in range(3)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(60)
 
     assert [worker.exitcode for worker in workers] == [0, 0, 0]
-    assert FolderStore(tmp_path).get("count") == b"60"
+    assert FolderStore(tmp_path).get("count") == b"120"
 
 
 def test_a_killed_writer_leaves_a_whole_object(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_killed_writer_leaves_a_whole_object(tmp_path: Path) -> None:
 
 def test_a_folder_keeps_no_temporary_files(tmp_path: Path) -> None:
     """After wins and losses nothing but objects and locks is left."""
-    store = open_store(Settings.load(home=tmp_path, store=str(tmp_path / "s")))
+    store = open_store(load_settings(home=tmp_path, store=str(tmp_path / "s")))
     etag = store.replace("k", b"1", None)
     store.replace("k", b"2", etag)
     assert not wins(lambda: store.replace("k", b"3", etag))
@@ -204,12 +204,12 @@ def test_an_unwritable_folder_is_a_bad_setting(tmp_path: Path, where: str) -> No
     (tmp_path / "a file").write_text("")
 
     with pytest.raises(ConfigError, match="set SEATRIAL_STORE to a folder"):
-        open_store(Settings.load(home=tmp_path, store=str(tmp_path / where)))
+        open_store(load_settings(home=tmp_path, store=str(tmp_path / where)))
 
 
 def test_reading_does_not_make_a_folder(tmp_path: Path) -> None:
     """A store opened for reading is empty where there is no folder, and leaves none."""
-    store = open_store(Settings.load(home=tmp_path / "home"), writable=False)
+    store = open_store(load_settings(home=tmp_path / "home"), writable=False)
 
     assert (store.list(""), store.exists("a"), list(tmp_path.iterdir())) == ([], False, [])
 
