@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 from helpers_stores import KINDS
 
-from infra.pointer import Pointer, move_pointer, pointer_key, read_pointer
+from infra.pointer import Pointer, list_pointers, move_pointer, pointer_key, read_pointer
 from infra.store import MemoryStore, ObjectStore
 from validation.canonical import canonical_json, plain
 from validation.errors import ConflictError, EvidenceError
@@ -96,3 +96,13 @@ def test_only_model_names_have_pointers() -> None:
     """A name that could lead elsewhere is refused."""
     with pytest.raises(EvidenceError, match="not a model's name"):
         read_pointer(MemoryStore(), "../flights")
+
+
+def test_every_models_pointer_is_listed() -> None:
+    """list_pointers() gives each model's pointer by name, and nothing for other objects below models/."""
+    store = MemoryStore()
+    for model in ("flights", "bytes"):
+        move_pointer(store, pointer(model=model), None)
+    store.put_new("models/flights/note", b"x")
+
+    assert [found.model for found in list_pointers(store)] == ["bytes", "flights"]
