@@ -14,7 +14,8 @@ from validation.verdict import Plot, Series
 INK, FRAME, GRID, LIMIT = "#1f2328", "#9aa3ad", "#e3e7eb", "#8a1c1c"
 # Okabe and Ito's colour-blind-safe palette, darkened until text in these colours has a contrast of 4.5 on white.
 COLOURS = ("#0067a5", "#b84a00", "#007a5a", "#9a4a7d", "#7a6200", "#3f3f3f")
-MARKERS = ("o", "s", "^", "D", "v", "P")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")  # one more than colours: 42 pairs before one repeats
+WRITTEN_OVER = {"facecolor": "white", "edgecolor": "none", "pad": 1.0}  # behind words that may fall on a line or bar
 TEXT_PT, SMALL_PT, TITLE_PT = 10.0, 9.0, 11.5
 FAR = 5.0  # a threshold this many times beyond the data is named at the edge instead of squeezing the data flat
 

@@ -10,7 +10,18 @@ from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
 from infra.plots import plot_png
-from infra.report import GateLine, ReleaseReport, by_urgency, control_sentence, data_uri, gate_words, headline, is_passed, serving_sentence
+from infra.report import (
+    GateLine,
+    ReleaseReport,
+    by_urgency,
+    control_sentence,
+    data_uri,
+    gate_words,
+    headline,
+    is_passed,
+    next_step,
+    serving_sentence,
+)
 from infra.wording import CHECK_WORDS, COMPARISON_SIGNS, deciding, duration, interval, number, ordered, pair, slug, stopped
 from validation.verdict import Check, GateVerdict, Plot
 
@@ -30,7 +41,7 @@ def registry_description(report: ReleaseReport, run_id: str, experiment_id: str)
     return _fitted(
         _text(headline(report)),
         _text(serving_sentence(report)),
-        f"**Do next:** {_text(stopped(report.action))}" if report.action else "",
+        f"**Do next:** {_text(next_step(report))}",
         f"[report](#/experiments/{experiment}/runs/{run}/artifacts/report.html): every check, plot, cost and digest of release "
         f"{_text(report.release_id)}.",
         _verdict_table(report),
@@ -73,7 +84,7 @@ def release_summary_markdown(report: ReleaseReport) -> str:
         f"## {_text(headline(report))}",
         _text(serving_sentence(report)),
         f"**Why:** {_text(stopped(report.reason))}",
-        f"**Do next:** {_text(stopped(report.action or 'nothing; the release is done'))}",
+        f"**Do next:** {_text(next_step(report))}",
         _verdict_table(report),
         *(f"![{_text(plot.title)}]({data_uri(plot_png(plot))})" for plot in plots),
         _table(("cost", "amount", "unit", "how measured"), cost) if cost else "",

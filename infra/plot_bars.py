@@ -8,9 +8,11 @@ from matplotlib.patches import Patch
 from matplotlib.transforms import blended_transform_factory
 
 from infra.drawing import (
+    COLOURS,
     INK,
     LIMIT,
     SMALL_PT,
+    WRITTEN_OVER,
     drawable,
     error_bars,
     far_note,
@@ -57,6 +59,7 @@ def draw_bars(axes: Axes, plot: Plot) -> None:
     frame(axes, x_label=labels[0], y_label=labels[1], values_on_x=down)
     if plot.y_log:
         (axes.set_xscale if down else axes.set_yscale)("log")
+    (axes.set_xmargin if down else axes.set_ymargin)(0.08)  # room for values written beyond their bars
     plain_ticks(axes, plot, values_on_x=down, x_is_number=False)
     names = categories(plot)
     starts = dict.fromkeys(names, 0.0)
@@ -94,7 +97,7 @@ def _bars(axes: Axes, plot: Plot, series: Series, spots: list[float], colour: st
             continue
         start = starts[_name(x)] if plot.stacked else 0.0
         error = [[below[i]], [above[i]]] if below[i] or above[i] else None
-        style = {"color": colour, "edgecolor": "white", "linewidth": 0.6, "ecolor": INK, "capsize": 3}
+        style = {"color": colour, "edgecolor": "white", "hatch": _hatch(plot, series), "linewidth": 0.6, "ecolor": INK, "capsize": 3}
         if down:
             axes.barh(spots[i], y, thick, left=start, xerr=error, **style)  # type: ignore[arg-type]
         else:
@@ -104,15 +107,22 @@ def _bars(axes: Axes, plot: Plot, series: Series, spots: list[float], colour: st
             if written and y > 0.07 * reach:
                 _write(axes, down, start + y / 2, spots[i], number(y, 2), "white", centred=True)
         elif written:
-            _write(axes, down, y + above[i], spots[i], number(y, 3), INK, centred=False)
+            _write(axes, down, y - below[i] if y < 0 else y + above[i], spots[i], number(y, 3), INK, centred=False)
+
+
+def _hatch(plot: Plot, series: Series) -> str:
+    """Stripes for series whose colour another one has already."""
+    return "////" if plot.series.index(series) >= len(COLOURS) else ""
 
 
 def _write(axes: Axes, down: bool, value: float, spot: float, text: str, colour: str, *, centred: bool) -> None:
-    """Write at (value, category); beyond the value unless centred on it."""
+    """Write at (value, category); beyond the value, away from zero, unless centred on it."""
     gap = (0, 0) if centred else ((4, 0) if down else (0, 3))
+    beyond = ("right", "top") if value < 0 else ("left", "bottom")
+    gap = (-gap[0], -gap[1]) if value < 0 else gap
     axes.annotate(
         text, (value, spot) if down else (spot, value), xytext=gap, textcoords="offset points", fontsize=SMALL_PT, color=colour,
-        ha="center" if centred or not down else "left", va="center" if centred or down else "bottom",
+        ha="center" if centred or not down else beyond[0], va="center" if centred or down else beyond[1],
     )  # fmt: skip
 
 
@@ -136,7 +146,7 @@ def _write_undrawable(axes: Axes, plot: Plot, series: Series, spots: list[float]
         if not drawable(y, plot):
             axes.text(
                 *((0.01, spot) if down else (spot, 0.01)), number(y), transform=at_edge, fontsize=SMALL_PT, color=colour, weight="bold",
-                ha="left" if down else "center", va="center" if down else "bottom",
+                ha="left" if down else "center", va="center" if down else "bottom", bbox=WRITTEN_OVER,
             )  # fmt: skip
 
 
@@ -168,7 +178,6 @@ def _mark_reference(axes: Axes, plot: Plot) -> None:
         label_ends(axes, [(plot.reference, reference_text(plot), LIMIT)])
         return
     axes.axvline(plot.reference, **style)  # type: ignore[arg-type]
-    axes.margins(x=0.06)
     low, high = axes.get_xlim()
     left = (plot.reference - low) > 0.6 * (high - low)
     axes.annotate(
@@ -180,7 +189,7 @@ def _mark_reference(axes: Axes, plot: Plot) -> None:
 def _legend(axes: Axes, plot: Plot) -> None:
     """Name the series above the axes, in drawing order; above the threshold's label where both stand there."""
     handles: list[Patch | Line2D] = [
-        Patch(color=colour, label=wrapped(series.name, 30))
+        Patch(facecolor=colour, edgecolor="white", hatch=_hatch(plot, series), label=wrapped(series.name, 30))
         if plot.kind == "bar"
         else Line2D([], [], color=colour, marker=marker, linestyle="none", markersize=5, label=wrapped(series.name, 30))
         for series, colour, marker in styled(plot)

@@ -1,11 +1,25 @@
 """Lines and points over a numeric x: curves, scaling efficiency."""
 
+import math
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.transforms import blended_transform_factory
 
-from infra.drawing import LIMIT, SMALL_PT, drawable, error_bars, far_note, frame, has_line, plain_ticks, reference_text, styled, wrapped
+from infra.drawing import (
+    LIMIT,
+    SMALL_PT,
+    WRITTEN_OVER,
+    drawable,
+    error_bars,
+    far_note,
+    frame,
+    has_line,
+    plain_ticks,
+    reference_text,
+    styled,
+    wrapped,
+)
 from infra.wording import number
 from validation.verdict import Plot
 
@@ -38,8 +52,8 @@ def _draw_series(axes: Axes, plot: Plot, index: int) -> list[tuple[float, str, s
     below, above = error_bars(series, plot)
     with_bars = any(below) or any(above)
     axes.errorbar(
-        [float(series.x[i]) for i in kept], [series.y[i] for i in kept],
-        yerr=[[below[i] for i in kept], [above[i] for i in kept]] if with_bars else None,
+        [float(x) for x in series.x], [y if drawable(y, plot) else math.nan for y in series.y],  # NaN breaks the line
+        yerr=[below, above] if with_bars else None,
         color=colour, marker=marker if len(kept) <= MANY_POINTS else "", markersize=5.5, capsize=3, linewidth=1.8, elinewidth=1.3,
         linestyle=DASHES[index % len(DASHES)] if plot.kind == "line" else "none",
     )  # fmt: skip
@@ -81,7 +95,7 @@ def _write_undrawable(axes: Axes, plot: Plot) -> None:
             if not drawable(y, plot):
                 axes.text(
                     float(x), 0.02 + LINE_HEIGHT * lift, number(y), transform=at_bottom, ha="center", fontsize=SMALL_PT,
-                    color=colour, weight="bold",
+                    color=colour, weight="bold", bbox=WRITTEN_OVER,
                 )  # fmt: skip
 
 

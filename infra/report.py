@@ -132,6 +132,16 @@ def serving_sentence(report: ReleaseReport) -> str:
     return f"{serves} The candidate{version} {'may not serve' if report.decision == 'fell_back' else 'waits'}."
 
 
+def next_step(report: ReleaseReport) -> str:
+    """What to do next: the decision's own word, else the action of the gate that stopped the release. Always says something."""
+    actions = [line.verdict.action for line in by_urgency(report) if not is_passed(line) and line.verdict.action]
+    if report.action or (actions and report.decision != "promoted"):
+        return wording.stopped(report.action or actions[0])
+    return (
+        "Nothing; the release is done." if report.decision == "promoted" else "Read the gates that did not pass, mend, and release again."
+    )
+
+
 def gate_words(line: GateLine) -> str:
     """Outcome in words; a later attempt and reuse stay visible."""
     words = wording.OUTCOME_WORDS[line.verdict.outcome]
@@ -152,7 +162,7 @@ def release_document(report: ReleaseReport, *, report_path: str = "") -> dict[st
         {
             "release_id": report.release_id, "recipe": report.recipe, "decision": report.decision, "headline": headline(report),
             "serving": {"kind": report.serving_kind, "version": report.serving_version},
-            "candidate_version": report.candidate_version, "reason": report.reason, "action": report.action,
+            "candidate_version": report.candidate_version, "reason": report.reason, "action": next_step(report),
             "gates": [_gate_document(line) for line in report.gates], "not_run": report.not_run,
             "cost": {line.name: line.amount for line in report.cost}, "started_at": report.started_at, "finished_at": report.finished_at,
             "digests": report.digests, "report": report_path,
@@ -207,6 +217,7 @@ def render_html(report: ReleaseReport) -> str:
             headline=headline(report),
             tally=tally(report),
             serving=serving_sentence(report),
+            next_step=next_step(report),
             sections=[_section(line) for line in by_urgency(report)],
             rows=[_section_anchor(line) for line in report.gates],
             worst=next((_section_anchor(line) for line in by_urgency(report) if not is_passed(line)), None),

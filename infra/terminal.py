@@ -121,7 +121,7 @@ def _problems(document: Mapping[str, Any]) -> list[RenderableType]:
 
 
 def _end(document: Mapping[str, Any]) -> RenderableType:
-    end = Text.assemble(("next: ", "bold"), stopped(str(document.get("action") or "nothing; the release is done")))
+    end = Text.assemble(("next: ", "bold"), stopped(str(document["action"]))) if document.get("action") else Text()
     if document.get("report"):
         end.append(f"\nreport: {document['report']}")
     return end

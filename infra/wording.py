@@ -42,7 +42,7 @@ def _decimal(value: float, digits: int) -> str:
     if value == 0:
         return "0"
     exponent = math.floor(math.log10(abs(value)))
-    if not -4 < exponent < 12:
+    if not -5 < exponent < 12:
         mantissa, power = f"{value:.{digits - 1}e}".split("e")
         return f"{_without_zeros(mantissa)}e{int(power)}"
     return _without_zeros(f"{value:,.{max(0, digits - 1 - exponent)}f}")

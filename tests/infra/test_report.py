@@ -15,6 +15,7 @@ from infra.report import (
     coded,
     control_sentence,
     headline,
+    next_step,
     release_document,
     render_html,
     serving_sentence,
@@ -213,6 +214,21 @@ def test_headline(decision: str, gates: tuple[GateLine, ...], not_run: tuple[str
 def test_serving_sentence(changes: dict[str, object], expected: str) -> None:
     """What serves is named by role and version, and the candidate's fate beside it."""
     assert serving_sentence(small(**changes)) == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"decision": "fell_back", "action": "run `x`"}, "run `x`."),
+        ({"decision": "fell_back"}, "do."),
+        ({"decision": "promoted"}, "Nothing; the release is done."),
+        ({"decision": "held", "gates": (PASSED,)}, "Read the gates that did not pass, mend, and release again."),
+    ],
+    ids=["the decision's own", "the gate's", "promoted", "nobody said"],
+)
+def test_next_step(changes: dict[str, object], expected: str) -> None:
+    """A refused release never says that there is nothing to do."""
+    assert next_step(small(**{"gates": (PASSED, FAILED), **changes})) == expected
 
 
 @pytest.mark.parametrize("report", [small(gates=()), small(not_run=("readiness",)), small(cost=()), small(Outcome.FAIL, machine="")],

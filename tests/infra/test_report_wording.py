@@ -11,7 +11,8 @@ from validation.verdict import Check, Plot, Series, check, conclude, equal
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (0.0, "0"), (0.8274, "0.8274"), (1390.04, "1,390"), (245817, "245,817"), (0.71, "0.71"), (1e-7, "1e-7"), (1.25e-9, "1.25e-9"),
+        (0.0, "0"), (0.8274, "0.8274"), (1390.04, "1,390"),
+        (245817, "245,817"), (0.71, "0.71"), (1e-7, "1e-7"), (0.000407, "0.000407"), (1.25e-9, "1.25e-9"),
         (3.2e14, "3.2e14"), (-1.9144, "-1.914"), (99999.6, "100,000"), (math.nan, "NaN"), (math.inf, "infinity"), (-math.inf, "-infinity"),
         (None, "not measured"), ("a" * 64, "aaaaaaaaaaaa…"), ("kill:rank=1,step=7,phase=backward", "kill:rank=1,step=7,phase=backward"),
     ],
