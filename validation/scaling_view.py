@@ -68,12 +68,12 @@ def _choice_words(summary: Summary) -> list[str]:
 
 def _sizes(summary: Summary) -> Table:
     columns = (
-        "world size", "ranks per device", "reduction", "throughput (samples/s)", "step (ms)", "efficiency over W", 
+        "world size", "oversubscribed", "reduction", "throughput (samples/s)", "step (ms)", "efficiency over W", 
         "efficiency over devices", "low", "high", "repeats", "costliest phase", "time to target (s)", "device-hours", "cost (USD)",
     )  # fmt: skip
     rows = tuple(
         (
-            size.world_size, f"{size.world_size} on {summary.devices}, oversubscribed" if size.oversubscribed else "1", size.reduction,
+            size.world_size, f"yes, {size.world_size} on {summary.devices}" if size.oversubscribed else "no", size.reduction,
             size.throughput_sps, size.step_ms, size.efficiency, size.device_efficiency, *(size.interval or (None, None)), size.repeats,
             size.costliest_phase, *_priced(size.target),
         )

@@ -227,6 +227,11 @@ def test_other_legs_narrow_the_cause(leg: str, words: str) -> None:
         pytest.param({"ledgers": {w: ledger().iloc[:0] for w in SIZES}}, "the ledger at W=1 (it is absent or empty)", id="empty-ledger"),
         pytest.param({"ledgers": {w: ledger().drop(columns="lane") for w in SIZES}}, "lacks the columns lane", id="ledger-column"),
         pytest.param({"samples": 25}, "the expected order of 25 samples (it names 24)", id="samples"),
+        pytest.param(
+            {"ledgers": {w: ledger(range(100, 120)) for w in SIZES}, "expected_order": tuple(range(100, 120)), "samples": 20},
+            "a ledger of 6 steps at W=1",
+            id="few-steps",
+        ),
         pytest.param({"errors": errors(legs=("logic", "training"))}, "leg fast at W=4", id="leg"),
         pytest.param({"errors": errors().assign(world_size=2)}, "leg logic at W=4", id="leg-at-largest-size"),
         pytest.param({"errors": errors().query("step == 0")}, "leg logic at W=4: 2 steps", id="leg-steps"),
@@ -271,6 +276,17 @@ def test_row_order_does_not_matter(random: Any, kind: str) -> None:
     }
 
     assert canonical_json(judge_equivalence(made, POLICY)) == canonical_json(judge_equivalence(replace(made, **shuffled), POLICY))
+
+
+def test_few_tensors_of_one_factor_are_no_normalisation() -> None:
+    """Two of five tensors off alike are named, since a wrong normalisation would have hit them all."""
+    names = (*TENSORS, "tail.bias", "tail.weight")
+    rows = [(leg, 4, step, name, NOISE, NOISE) for leg in ("logic", "training", "fast") for step in range(2) for name in names]
+    found = pd.DataFrame(rows, columns=list(errors().columns))
+    for name in ("tail.bias", "tail.weight"):
+        found = changed(found, "rel_err", 0.75, leg="fast", tensor=name)
+
+    assert "2 of 5 tensors are off (tail.bias, tail.weight)" in judge_equivalence(records(errors=found), POLICY).action
 
 
 def test_plots_hold_no_zero_on_a_log_axis() -> None:

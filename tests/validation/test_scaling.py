@@ -220,6 +220,14 @@ def test_target_never_reached_fails() -> None:
     assert not [plot for plot in verdict.plots if "to ROC AUC" in plot.title]
 
 
+def test_target_reached_exactly() -> None:
+    """The first step whose quality is the target itself reaches it."""
+    verdict = judge_scaling(records(target_quality=0.7), POLICY)
+
+    assert Outcome.PASS is verdict.outcome
+    assert pytest.approx(verdict.tables[0].rows[0][-3]) == 30 * 976.190 / 1000
+
+
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
