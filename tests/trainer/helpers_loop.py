@@ -2,16 +2,19 @@
 
 import multiprocessing
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # the first optimizer asks for it; imported once here, not once in every forked rank
 
 from trainer import runlog
 from trainer.config import TrainJob
 from trainer.loop import run_rank
+from trainer.setup import join, leave, settle
 from trainer.world import World
 from validation.records import RunRecord
 
@@ -92,3 +95,27 @@ def run_job(job: TrainJob) -> RunRecord:
         job, attempts=len(attempts), recoveries=(), faults_fired=tuple(item["fault"] for a in attempts for item in a.said("fault")),
         seconds=1.0, world_sizes=tuple(job.world_size_of(i) for i in range(len(attempts))),
     )  # fmt: skip
+
+
+def run_ranks(job: TrainJob, function: Callable[[World], Any]) -> list[Any]:
+    """Call `function(world)` on every rank of a joined group; its values by rank."""
+    pipes = [FORK.Pipe(duplex=False) for _ in range(job.world_size)]
+    worlds = [World(rank=rank, world_size=job.world_size) for rank in range(job.world_size)]
+    ranks = [FORK.Process(target=_call, args=(job, world, function, pipes[world.rank][1])) for world in worlds]
+    for rank in ranks:
+        rank.start()
+    for _, outbox in pipes:
+        outbox.close()
+    try:
+        return [inbox.recv() for inbox, _ in pipes]
+    finally:
+        for rank in ranks:
+            rank.join(20)
+            rank.kill()
+
+
+def _call(job: TrainJob, world: World, function: Callable[[World], Any], outbox: Connection) -> None:
+    settle()
+    join(job, world, str(Path(job.folder) / "rendezvous"))
+    outbox.send(function(world))
+    leave()

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
+from trainer.order import Order
 from trainer.recipe import Batch, Card, Column, DataContract, Outcomes, Training
 
 TRAIN, JUDGE, FEATURES = 203, 60, 6
@@ -108,3 +109,23 @@ class TinyRecipe:
 
 recipe = TinyRecipe()
 long = replace(recipe, name="tiny-long", training=replace(recipe.training, epochs=4))
+stub = replace(recipe, name="tiny-stub", training=replace(recipe.training, global_batch_size=200, epochs=1))
+
+
+class PoisonedData(TinyData):
+    """The third batch holds a sample whose input is not a number."""
+
+    def __init__(self) -> None:
+        super().__init__(TRAIN, 1)
+        row = Order(seed=3, size=TRAIN, epochs=2, global_batch_size=47).rows(range(2 * 47 + 5, 2 * 47 + 6))
+        self.inputs[row] = np.nan
+
+
+class PoisonedRecipe(TinyRecipe):
+    """Trains on PoisonedData."""
+
+    def data(self, split: str) -> TinyData:
+        return PoisonedData() if split == "train" else TinyData(JUDGE, 2)
+
+
+poisoned = PoisonedRecipe()

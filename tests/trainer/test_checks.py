@@ -1,0 +1,178 @@
+"""What a recipe is asked before its first step: each mistake is refused with its fix."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from tiny_recipe import FEATURES, TinyRecipe, adamw, recipe, weighted_loss
+from torch import Tensor, nn
+
+from trainer.checks import check_loss, check_model, switch_off_dropout
+from trainer.recipe import Batch
+from validation.errors import RecipeError
+
+
+def batch(rows: int = 20) -> Batch:
+    return recipe.data("train").batch(torch.arange(rows).numpy())
+
+
+def ask(made: TinyRecipe, *, dropout: bool = True) -> None:
+    model = made.model()
+    if not dropout:
+        switch_off_dropout(model)
+    check_model(made, model, made.optimizer(model))
+    check_loss(made, model, batch(), dropout=dropout)
+
+
+def test_good_recipe_passes() -> None:
+    """The tiny recipe is asked everything and refused nothing; no gradient is left behind."""
+    model = recipe.model()
+    check_model(recipe, model, recipe.optimizer(model))
+
+    assert not check_loss(recipe, model, batch(), dropout=True).has_unused
+    assert all(p.grad is None for p in model.parameters())
+    assert all(module.training for module in model.modules())
+
+
+def mean(model: nn.Module, given: Batch) -> tuple[Tensor, Tensor]:
+    loss_sum, weight = weighted_loss(model, given)
+    return loss_sum / weight, weight
+
+
+def mean_of_one(model: nn.Module, given: Batch) -> tuple[Tensor, Tensor]:
+    loss_sum, weight = mean(model, given)
+    return loss_sum, torch.ones_like(weight)
+
+
+def detached(model: nn.Module, given: Batch) -> tuple[Tensor, Tensor]:
+    loss_sum, weight = weighted_loss(model, given)
+    return loss_sum.detach(), weight
+
+
+def weightless(model: nn.Module, given: Batch) -> tuple[Tensor, Tensor]:
+    return weighted_loss(model, given)[0], torch.tensor(0.0)
+
+
+def vector(model: nn.Module, given: Batch) -> Any:
+    return model(given.inputs).squeeze(-1), given.weights
+
+
+def alone(model: nn.Module, given: Batch) -> Any:
+    return weighted_loss(model, given)[0]
+
+
+def round_about(model: nn.Module, given: Batch) -> tuple[Tensor, Tensor]:
+    return weighted_loss(nn.Sequential(*model.children()), given)
+
+
+@pytest.mark.parametrize(
+    ("loss", "advice"),
+    [
+        (mean, "reduction='sum'"), (mean_of_one, "reduction='sum'"), (detached, "Remove detach"),
+        (weightless, "Return the sum of the samples' weights"), (alone, "two scalar tensors"),
+        (vector, r"got \(a tensor of shape \(20,\), a tensor of shape \(20,\)\)"), (round_about, r"Call model\(batch.inputs\)"),
+    ],
+    ids=["a mean", "a mean of weight one", "detached", "no weight", "no pair", "one loss a sample", "around the model"],
+)  # fmt: skip
+def test_wrong_loss_is_refused(loss: Callable[[nn.Module, Batch], Any], advice: str) -> None:
+    """A loss that cannot be added over ranks is refused, with what to return instead."""
+    with pytest.raises(RecipeError, match=advice):
+        ask(replace(recipe, make_loss=loss))
+
+
+def with_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+
+def with_two_types() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 4), nn.Linear(4, 1).double())
+
+
+def frozen() -> nn.Module:
+    return nn.Linear(FEATURES, 1).requires_grad_(False)
+
+
+class Counting(nn.Module):
+    """Counts its own forward passes in a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, 1)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.calls = self.calls + 1
+        result: Tensor = self.inner(inputs)
+        return result
+
+
+class Restless(nn.Module):
+    """Drops out by function, where no module can be switched off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        result: Tensor = self.inner(nn.functional.dropout(inputs, 0.5, self.training))
+        return result
+
+
+@pytest.mark.parametrize(
+    ("model", "advice"),
+    [
+        (with_batch_norm, "Use LayerNorm or GroupNorm"), (with_two_types, "Use one"), (frozen, "Set requires_grad"),
+        (Counting, "changes the buffers calls"),
+    ],
+    ids=["running statistics", "two types", "nothing to train", "a buffer that counts"],
+)  # fmt: skip
+def test_wrong_model_is_refused(model: Callable[[], nn.Module], advice: str) -> None:
+    """A model whose numbers would depend on the ranks is refused, with what to use instead."""
+    with pytest.raises(RecipeError, match=advice):
+        ask(replace(recipe, make_model=model, make_optimizer=lambda m: torch.optim.SGD([*m.parameters(), torch.zeros(1)])))
+
+
+def half(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(list(model.parameters())[:2])
+
+
+def foreign(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD([*model.parameters(), nn.Parameter(torch.zeros(1))])
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "advice"), [(half, r"misses 4 parameters \(1.weight, 1.bias, 4.weight\)"), (foreign, "holds 1 parameters that are not")]
+)
+def test_wrong_optimizer_is_refused(optimizer: Callable[[nn.Module], torch.optim.Optimizer], advice: str) -> None:
+    """Parameters that would never learn, and strangers, are named."""
+    with pytest.raises(RecipeError, match=advice):
+        ask(replace(recipe, make_optimizer=optimizer))
+
+
+def test_functional_dropout_is_refused_for_the_reference_legs() -> None:
+    """With dropout switched off, a model that is still random cannot be compared with a reference; with dropout on it may train."""
+    made = replace(recipe, make_model=Restless)
+    ask(made)
+
+    with pytest.raises(RecipeError, match=r"Use nn\.Dropout modules"):
+        ask(made, dropout=False)
+
+
+def test_unused_parameter_is_seen() -> None:
+    """DDP has to know whether some parameter takes no part in the loss."""
+    model = recipe.model()
+    model.register_parameter("spare", nn.Parameter(torch.zeros(2)))
+
+    assert check_loss(recipe, model, batch(), dropout=True).has_unused
+    assert adamw(model)
+
+
+def test_dropout_modules_are_switched_off_with_their_p_kept() -> None:
+    """Only Dropout modules go to eval; the rest goes on training."""
+    model = recipe.model()
+    switch_off_dropout(model)
+
+    assert [module.training for module in model] == [True, True, True, False, True]
+    assert model[3].p == 0.2

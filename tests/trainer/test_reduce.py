@@ -1,0 +1,135 @@
+"""The exact reduction against a plain tree in one process, bit for bit; the fast one against plain sums."""
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from helpers_loop import run_ranks, tiny_job
+from torch import nn
+
+from trainer.faults import FaultPlan
+from trainer.lanes import rank_lanes
+from trainer.reduce import ExactReduction, FastReduction
+from trainer.telemetry import StepClock
+from trainer.world import World
+
+SIZES = (1, 2, 3, 7, 16, 61, 1000)  # gradient elements of the two parameters together; most do not divide by W
+CASES = tuple((lanes, size, dtype) for lanes in (1, 2, 4, 8, 16) for size in SIZES for dtype in ("float32", "float64"))
+Case = tuple[int, int, str]
+Array = npt.NDArray[Any]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 6, 7, 8, 11, 13, 16])
+def test_exact_equals_a_plain_tree(world_size: int, tmp_path: Path) -> None:
+    """Every rank of every split ends with the bits of the tree that one process adds; loss and weight come along unharmed."""
+    cases = [case for case in CASES if case[0] >= world_size]
+    seen = run_ranks(tiny_job(tmp_path, world_size=world_size), partial(exact_sums, cases))
+
+    for number, case in enumerate(cases):
+        expected = plain_sums(case)
+        assert all(rank[number] == expected for rank in seen), case
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_fast_equals_plain_sums_within_rounding(world_size: int, tmp_path: Path) -> None:
+    """DDP leaves the sum over ranks, not their mean, and the global loss and weight."""
+    cases: list[Case] = [(8, 61, "float32"), (8, 7, "float64")]
+    seen = run_ranks(tiny_job(tmp_path, world_size=world_size), partial(fast_sums, cases))
+
+    for number, case in enumerate(cases):
+        total, losses, weights = lane_gradients(case).sum(axis=0), *lane_scalars(case)
+        for gradient, loss, weight in (rank[number] for rank in seen):
+            np.testing.assert_allclose(gradient, total, rtol=1e-4, atol=1e-4)
+            np.testing.assert_allclose((loss, weight), (losses.sum(), weights.sum()), rtol=1e-12)
+
+
+def lane_gradients(case: Case) -> Array:
+    """(V, size) gradients over twelve orders of magnitude, so that every order of adding rounds differently."""
+    lanes, size, dtype = case
+    draw = np.random.default_rng(lanes * 1000 + size)
+    return (draw.normal(size=(lanes, size)) * 10.0 ** draw.integers(-6, 6, size=(lanes, size))).astype(dtype)
+
+
+def lane_scalars(case: Case) -> tuple[Array, Array]:
+    """(V,) loss sums and weights with all their bits in use."""
+    draw = np.random.default_rng(case[1])
+    return draw.normal(size=case[0]), draw.uniform(1, 2, size=case[0])
+
+
+def plain_sums(case: Case) -> tuple[bytes, float, float]:
+    """Add neighbouring lanes, then neighbouring pairs, and so on."""
+    values: Sequence[Array] = list(lane_gradients(case))
+    while len(values) > 1:
+        values = [left + right for left, right in zip(values[::2], values[1::2], strict=True)]
+    losses, weights = lane_scalars(case)
+    return values[0].tobytes(), sum(losses.tolist()), sum(weights.tolist())
+
+
+def exact_sums(cases: Sequence[Case], world: World) -> list[tuple[bytes, float, float]]:
+    """Each case's reduced gradient and totals on one rank; two rounds, so that buffers are used again."""
+    found = []
+    for step, case in enumerate(cases):
+        model = two_parameters(case)
+        reduction = ExactReduction(model, world, case[0], *quiet(world))
+        for _ in range(2):
+            for lane in rank_lanes(world.rank, world.world_size, case[0]):
+                loss, weight = losses_of(model, case, range(lane, lane + 1))
+                reduction.backward(step, lane, loss, weight)
+            totals = reduction.finish(step)
+        found.append((flat_gradient(model).tobytes(), totals.loss_sum, totals.weight))
+    return found
+
+
+def fast_sums(cases: Sequence[Case], world: World) -> list[tuple[Array, float, float]]:
+    """As `exact_sums`, through DDP."""
+    found = []
+    for step, case in enumerate(cases):
+        model = two_parameters(case)
+        reduction = FastReduction(model, world, *quiet(world), has_unused=False)
+        for _ in range(2):
+            lanes = rank_lanes(world.rank, world.world_size, case[0])
+            loss, weight = losses_of(reduction.module, case, lanes)
+            reduction.backward(step, lanes[0], loss, weight)
+            totals = reduction.finish(step)
+        found.append((flat_gradient(model), totals.loss_sum, totals.weight))
+    return found
+
+
+class Planted(nn.Module):
+    """forward(g) -> sum of g * parameters, whose gradient is g itself."""
+
+    def __init__(self, size: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.first = nn.Parameter(torch.zeros(size - size // 3, dtype=dtype))
+        self.second = nn.Parameter(torch.zeros(max(size // 3, 0), dtype=dtype))
+
+    def forward(self, gradient: torch.Tensor) -> torch.Tensor:
+        return (torch.cat((self.first, self.second)) * gradient).sum()
+
+
+def two_parameters(case: Case) -> Planted:
+    return Planted(case[1], getattr(torch, case[2]))
+
+
+def losses_of(model: nn.Module, case: Case, lanes: range) -> tuple[torch.Tensor, torch.Tensor]:
+    """(sum, weight) of some lanes, with the planted gradients behind the sum and the planted loss as its value."""
+    chosen = slice(lanes.start, lanes.stop)
+    losses, weights = (torch.tensor(values[chosen].sum()) for values in lane_scalars(case))
+    value = model(torch.from_numpy(lane_gradients(case)[chosen].sum(axis=0)))
+    return value.double() + losses, weights
+
+
+def flat_gradient(model: nn.Module) -> Array:
+    gradient: Array = np.concatenate([p.grad.numpy().ravel() for p in model.parameters() if p.grad is not None])
+    return gradient
+
+
+def quiet(world: World) -> tuple[StepClock, FaultPlan]:
+    clock = StepClock(torch.device("cpu"))
+    clock.start(0, 0)
+    return clock, FaultPlan((), world, lambda *_, **__: None)
