@@ -9,7 +9,8 @@ from trainer.world import Event
 from validation import errors
 from validation.records import Recovery
 
-# What a healthy rank raises when a peer is gone: an echo of the death, not its cause.
+# What a healthy rank raises when a peer is gone or never comes: an echo of the cause. Losing a peer may echo that peer's own time-out.
+_TIMED_OUT = ("Timed out", "timeout", "timed out")
 _ECHOES = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "DistBackendError", "ProcessGroup")
 
 
@@ -34,9 +35,11 @@ class Death:
     reaped_ns: int
 
 
-def is_echo(end: End) -> bool:
-    """True when the rank most likely failed because another one had."""
-    return end.failure is not None and not end.failure.kind and any(word in end.failure.text for word in _ECHOES)
+def echo(end: End) -> int:
+    """How far a rank's end is from the cause: 0, it may be the cause; 1, it waited too long for a peer; 2, it lost a peer."""
+    if end.failure is None or end.failure.kind or not any(word in end.failure.text for word in _ECHOES):
+        return 0
+    return 1 if any(word in end.failure.text for word in _TIMED_OUT) else 2
 
 
 def is_input_error(failure: Failure | None) -> bool:
@@ -45,9 +48,12 @@ def is_input_error(failure: Failure | None) -> bool:
 
 
 def culprit(ends: Sequence[End]) -> End:
-    """The rank to blame among those that ended in the same moment: a planned fault, a mistake of the input, a silent death (the
-    system never lies about these), then whatever is no echo; the lowest rank of equals."""
-    return min(ends, key=lambda end: (end.fault is None, not is_input_error(end.failure), end.failure is not None, is_echo(end), end.rank))
+    """The rank to blame among those that ended in the same moment.
+
+    A planned fault first, then a mistake of the input, then a death without a word (no peer's trouble causes one), then what is least an
+    echo, then the lowest rank.
+    """
+    return min(ends, key=lambda end: (end.fault is None, not is_input_error(end.failure), end.failure is not None, echo(end), end.rank))
 
 
 def planned_fault(end: End, faults: Sequence[Event]) -> Event | None:

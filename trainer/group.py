@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from trainer.children import Child, Say, fork_child, kill_children, tail
-from trainer.deaths import Death, End, culprit, deadly, fault_text, is_echo, is_input_error, planned_fault, recoveries
+from trainer.deaths import Death, End, culprit, deadly, echo, fault_text, is_input_error, planned_fault, recoveries
 from trainer.watch import is_writable, run_alone, wait_for
 from trainer.whereabouts import whereabouts
 from trainer.wires import Failure, GroupRequest, Result, frame, load_target
@@ -31,6 +31,7 @@ class Group:
         self.folder = Path(self.job.folder).absolute()
         self.events: list[Event] = []  # of all attempts that are over
         self.deaths: list[Death] = []
+        self.steps = self.job.steps  # updates in all; a job without a limit learns it from its ranks
         self.meter = Meter()
 
     def run(self) -> Result | Failure:
@@ -90,12 +91,13 @@ class Group:
     def _listen(self, ranks: Sequence[Child]) -> None:
         for child in ranks:
             for event in child.listen():
+                self.steps = event.fields.get("steps", self.steps)
                 if event.rank == 0 and event.name == "step":
                     self._tell(event)
 
     def _tell(self, event: Event) -> None:
         """Forward progress, unless the flow process is slow to listen: then this word is dropped, and the ranks do not wait."""
-        progress = self.meter.measure(event, steps=self.job.steps)
+        progress = self.meter.measure(event, steps=self.steps)
         if progress is not None and is_writable(self.link):
             self.link.sendall(frame(progress))
 
@@ -103,7 +105,7 @@ class Group:
         """Find the rank to blame, kill and reap the others, note the death."""
         noticed_ns = time.monotonic_ns()
         stuck = ""
-        if all(is_echo(end) for end in _ends(ranks)):
+        if all(echo(end) for end in _ends(ranks)):
             stuck = self._await_cause(ranks)
         end = culprit(_ends(ranks))
         statuses = kill_children()
@@ -131,7 +133,7 @@ class Group:
         if wait_for([child for child in ranks if not child.over], self.link, time.monotonic_ns() + int(ECHO_GRACE_S * 1e9)):
             self._listen(ranks)
         alive = [child for child in ranks if not child.over]
-        return f" Meanwhile {whereabouts(alive)}." if alive and all(is_echo(end) for end in _ends(ranks)) else ""
+        return f" Meanwhile {whereabouts(alive)}." if alive and all(echo(end) for end in _ends(ranks)) else ""
 
     def _failure(self, ranks: Sequence[Child], end: End, what: str) -> Failure:
         """What the flow process is told if this was the last attempt."""
@@ -182,7 +184,7 @@ class Meter:
         samples = sum(count for _, count in self._window) - self._window[0][1]
         return Progress(
             step=int(event.fields["step"]),
-            steps=int(event.fields.get("steps", steps or 0)),
+            steps=steps or 0,
             throughput_sps=samples / seconds if seconds > 0 else 0.0,
             loss=float(event.fields.get("loss", float("nan"))),
             attempt=event.attempt,

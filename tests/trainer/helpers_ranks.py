@@ -67,7 +67,8 @@ def train(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> None:
         total = torch.ones(1)
         dist.all_reduce(total)
         if world.rank == 0:
-            saved.write_text(str(step + 1))
+            saved.with_suffix(".new").write_text(str(step + 1))
+            saved.with_suffix(".new").replace(saved)  # a kill may come at any time
         if world.rank == 0 or step == start:
             emit("step", step=step + 1, loss=1.0, samples=8)
     dist.destroy_process_group()

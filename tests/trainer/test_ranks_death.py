@@ -119,7 +119,7 @@ def test_stalled_collective_blames_the_planned_fault(tmp_path):
 def test_deadline_kills_what_ranks_have_started(tmp_path):
     """Processes of a rank die with the group, also in a session of their own."""
     with pytest.raises(RankError, match="deadline"):
-        run("nested", job(tmp_path, deadline_s=0.5))
+        run("nested", job(tmp_path, deadline_s=2.0))
 
     assert len(noted(tmp_path)) == 5
     assert alive(tmp_path) == []
@@ -223,6 +223,7 @@ def end(rank: int, *, text: str = "", kind: str = "", fault: bool = False) -> En
 
 
 ECHO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer"
+LATE = "RuntimeError: [gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 2000ms for recv operation to complete"
 
 
 @pytest.mark.parametrize(
@@ -232,6 +233,7 @@ ECHO = "RuntimeError: [gloo/transport/tcp/pair.cc:534] Connection closed by peer
         pytest.param([end(0, text=ECHO), end(1, text="ValueError: x")], 1, id="an error before its echo"),
         pytest.param([end(0), end(1, fault=True)], 1, id="the planned one before another death"),
         pytest.param([end(0, text="ValueError: x"), end(1, text="no file", kind="DataError")], 1, id="an input error before any other"),
+        pytest.param([end(0, text=ECHO), end(1, text=LATE)], 1, id="a time-out before the peers that lost its rank"),
         pytest.param([end(2, text="ValueError: x"), end(1, text="ValueError: x")], 1, id="the lowest of equals"),
     ],
 )
