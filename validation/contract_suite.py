@@ -48,16 +48,20 @@ def name_asks(spec: ContractSpec) -> Iterable[Ask]:
 
 
 def kind_asks(spec: ContractSpec) -> Iterable[Ask]:
-    """Ask a table of one row that holds each column's kind under its name; a column absent from the frame is absent there too."""
-    for column, rule in spec.columns.items():
-        kinds = list(KINDS.get(rule.kind, ()))
-        yield Ask(
-            aspect="columns",
-            kind="column_values_to_be_in_set",
-            column=column,
-            limits={"value_set": kinds},
-            expected=f"a {rule.kind} column",
-        )
+    """Ask a table with one row a contract column, "name: kind" as `kind_rows` makes them: all as declared.
+
+    One question about all columns: the library takes 7 ms a question, whatever the size of the frame.
+    """
+    declared = [f"{column}: {kind}" for column, rule in spec.columns.items() for kind in KINDS.get(rule.kind, ())]
+    yield Ask(
+        aspect="columns", kind="column_values_to_be_in_set", column="column", limits={"value_set": declared},
+        expected="every column there and of its kind",
+    )  # fmt: skip
+
+
+def kind_rows(frame: pd.DataFrame, spec: ContractSpec) -> pd.DataFrame:
+    """Name each contract column's kind in `frame`; an absent one is "name: absent"."""
+    return pd.DataFrame({"column": [f"{column}: {kind_of(frame[column]) if column in frame else 'absent'}" for column in spec.columns]})
 
 
 def kind_of(column: pd.Series) -> str:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from validation.contract import PLANTS, ContractSpec
 from validation.contract_plants import plant_into
-from validation.contract_suite import SAMPLE_ID, Ask, as_utc, kind_asks, kind_of, name_asks, value_asks
+from validation.contract_suite import SAMPLE_ID, Ask, as_utc, kind_asks, kind_of, kind_rows, name_asks, value_asks
 from validation.records import ContractRecords, Expectation
 
 COPY_CORRELATION = 0.999  # a column this close to the label is the label under another name
@@ -30,11 +30,10 @@ def run_expectations(frame_name: str, frame: pd.DataFrame, spec: ContractSpec) -
     """
     rows = _prepared(frame.loc[:, ~frame.columns.duplicated()], spec)
     names = pd.DataFrame({"column": [str(column) for column in frame.columns]})
-    kinds = pd.DataFrame({column: [kind_of(rows[column])] for column in spec.columns if column in rows}, index=[0])
+    about_columns = [*_validated(names, name_asks(spec)), *_validated(kind_rows(rows, spec), kind_asks(spec))]
     results = [
         *_validated(rows, value_asks(frame_name, spec)),
-        *(replace(item, column="") for item in _validated(names, name_asks(spec))),
-        *_validated(kinds, kind_asks(spec)),
+        *(replace(item, column="") for item in about_columns),
         *_copies_of_label(rows, spec),
     ]
     return tuple(replace(item, frame=frame_name) for item in results)

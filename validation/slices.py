@@ -36,7 +36,7 @@ def judge_slices(records: SliceRecords, policy: SlicePolicy) -> GateVerdict:
     if unsound:
         return conclude(GATE, unsound, passed_reason="", notes=("The positive control was not run: it needs complete outcomes.",))
     found = compare(records, policy, records.outcomes)
-    checks = [*_whole_checks(records, policy), *_overall_checks(records, found, policy), *_slice_checks(records, found, policy)]
+    checks = [*_whole_checks(records, policy), *_slice_checks(records, found, policy), *_overall_checks(records, found, policy)]
     verdict = conclude(
         GATE, checks, passed_reason=_passed_reason(records, found), tables=slice_tables(records, found),
         plots=slice_plots(records, found, margin=policy.margin.value), notes=_notes(found, policy),
@@ -59,10 +59,11 @@ def plant(outcomes: pd.DataFrame, slice_name: str) -> pd.DataFrame:
             f"no outcome belongs to slice '{slice_name}'. A control planted there could not be caught, so the gate would call itself "
             "blind. Choose a slice with `smallest_slice(outcomes, slices, min_n)`."
         )
-    utilities = [name for name in outcomes if str(name).startswith("utility_")]
-    spread = float(outcomes[utilities].std(ddof=0).max()) or 1.0
-    lowest = outcomes.loc[rows, utilities].min(axis=1) - spread
-    return outcomes.assign(utility_candidate=outcomes["utility_candidate"].astype(np.float64).mask(rows, lowest))
+    utilities = outcomes[[name for name in outcomes if str(name).startswith("utility_")]].to_numpy(np.float64)
+    finite = [column[np.isfinite(column)] for column in utilities.T]  # whatever is not finite fails the gate itself, not this function
+    spread = max((float(column.std()) for column in finite if column.size), default=0.0) or 1.0
+    planted = np.where(rows, utilities.min(axis=1) - spread, outcomes["utility_candidate"].to_numpy(np.float64))
+    return outcomes.assign(utility_candidate=planted)
 
 
 def smallest_slice(outcomes: pd.DataFrame, slices: Sequence[str], min_n: int) -> str:

@@ -30,7 +30,7 @@ def test_an_empty_frame_violates_every_expectation_about_rows() -> None:
     """Nothing passes vacuously on a frame without rows: neither nulls, nor categories, nor unique ids."""
     found = violated(contract_frame("judge").iloc[:0])
 
-    assert set(found) == {"rows", "sample ids", "nulls", "values", "categories", "period", "freshness"} | {"columns"} & set(found)
+    assert set(found) == {"rows", "sample ids", "nulls", "values", "categories", "period", "freshness"}
     assert found["categories"] == ["carrier"]
 
 
@@ -110,7 +110,12 @@ def test_a_number_column_that_holds_text_fails_by_kind() -> None:
     """Numbers as text are the wrong kind, whatever the comparison would say."""
     frame = contract_frame("judge").assign(hour=lambda rows: rows["hour"].astype(str))
 
-    assert "hour" in violated(frame)["columns"]
+    assert violated(frame)["columns"] == [""]
+
+
+def test_a_contract_without_columns_is_refused() -> None:
+    """A model that reads something has to say what; no column is no evidence."""
+    assert violated(contract_frame("judge"), columns={}) == {"columns": [""]}
 
 
 def test_a_repeated_sample_id_fails() -> None:
