@@ -34,7 +34,7 @@ def run_rank(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> None:
     first_step = run.step
     start = {"resumed_from_step": first_step, "world_size": world.world_size, "seed": run.order.seed, "t_ns": time.monotonic_ns()}
     run.parts.write("start", start | device_facts(run.device))
-    emit("loaded", step=run.step, refused=run.refused)
+    emit("loaded", step=run.step, steps=run.steps, refused=run.refused)
     while run.step < run.steps:
         totals, samples = train_step(run)
         if world.rank == 0 or run.step == first_step + 1:

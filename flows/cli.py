@@ -1,0 +1,217 @@
+"""The command `seatrial`. Exit codes: 0 promoted or done, 3 refused (fell back or held), 2 bad input, 1 fault.
+
+People's text, progress and logs go to stderr; `--json` prints one JSON document on stdout. Heavy imports wait until they are needed.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from validation.errors import ConfigError, InputError, ReleaseError
+
+EXIT_DONE, EXIT_FAULT, EXIT_INPUT, EXIT_REFUSED = 0, 1, 2, 3
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; every error a person can mend ends with exit code 2 and a message that says how."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except InputError as error:
+        print(f"seatrial: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_INPUT
+    except ReleaseError as error:
+        print(f"seatrial: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_FAULT
+    except KeyboardInterrupt:
+        print("seatrial: stopped by hand; every rank was ended. What was journalled stays.", file=sys.stderr)  # noqa: T201
+        return EXIT_FAULT
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="seatrial", description="A trainer has to survive this before its model may serve.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    release = commands.add_parser("release", help="hold every gate, then promote or fall back")
+    release.add_argument("recipe", help="a shipped recipe's name (flights) or package.module:NAME")
+    release.add_argument("--policy", type=Path, help="YAML file laid over the default policy")
+    release.add_argument("--world-sizes", default="", help="ranks to prove and to measure, e.g. 1,2,4,8 (default: the policy's)")
+    release.add_argument("--drill", default="", help="plant a real regression and see it refused: slice-regression")
+    release.set_defaults(run=_release)
+
+    gate = commands.add_parser("gate", help="hold one gate of a release again, then decide again")
+    gate.add_argument("name")
+    gate.add_argument("--release", required=True, metavar="ID")
+    gate.set_defaults(run=_gate)
+
+    show = commands.add_parser("show", help="what serves and the latest releases, or one release")
+    show.add_argument("release_id", nargs="?", default="", metavar="ID")
+    show.set_defaults(run=_show)
+
+    train = commands.add_parser("train", help="train a recipe, with planned faults if you like")
+    train.add_argument("recipe")
+    train.add_argument("--world-size", type=int, default=1)
+    train.add_argument("--reduction", choices=("exact", "fast"), default="exact")
+    train.add_argument("--parallel", choices=("ddp",), default="ddp")
+    train.add_argument("--steps", type=int, help="stop after so many updates (default: all the recipe's epochs)")
+    train.add_argument("--fault", action="append", default=[], help="e.g. kill:rank=1,step=7,phase=backward; may be repeated")
+    train.set_defaults(run=_train)
+
+    lab = commands.add_parser("lab", help="the all-reduce scaling model: step time and speed-up by workers")
+    lab.add_argument("--workers", default="1,2,4,8,16")
+    lab.set_defaults(run=_lab)
+
+    for command in (release, gate, show, train, lab):
+        command.add_argument("--json", action="store_true", help="print one JSON document on stdout")
+    return parser
+
+
+def _release(arguments: argparse.Namespace) -> int:
+    settings = _ready()
+    from flows.plan import ReleaseRequest, prepare
+    from infra.store import open_store
+
+    request = ReleaseRequest(
+        recipe=arguments.recipe, policy_text=_text_of(arguments.policy), world_sizes=_numbers(arguments.world_sizes), drill=arguments.drill
+    )
+    open_store(settings)  # refuse an unusable store before a second of work
+    prepare(request, settings)
+    from flows.release import release
+
+    state = release(request.recipe, request.policy_text, list(request.world_sizes), request.drill, return_state=True)
+    return _decided(state, as_json=arguments.json)
+
+
+def _gate(arguments: argparse.Namespace) -> int:
+    settings = _ready()
+    from flows.release import plan_of, rerun_gate
+    from infra.journal import Journal
+    from infra.store import open_store
+
+    plan_of(Journal(open_store(settings), arguments.release), settings, arguments.name)
+    return _decided(rerun_gate(arguments.name, arguments.release, return_state=True), as_json=arguments.json)
+
+
+def _decided(state: Any, *, as_json: bool) -> int:
+    """Print a finished flow's decision; raise what stopped it if it has none."""
+    document = state.result(raise_on_failure=False)
+    if not isinstance(document, dict):
+        state.result()  # raises the exception that ended the flow
+        raise ReleaseError(f"the flow ended as '{state.name}' without a decision. Run `seatrial show` to see how far it came.")
+    _print_release(document, as_json=as_json)
+    return EXIT_DONE if document["decision"] == "promoted" else EXIT_REFUSED
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from flows import history
+    from infra.settings import load_settings
+    from infra.store import open_store
+
+    store = open_store(load_settings())
+    if arguments.release_id:
+        _print_release(history.release(store, arguments.release_id), as_json=arguments.json)
+        return EXIT_DONE
+    overview = history.overview(store)
+    if arguments.json:
+        _print_json(overview)
+    else:
+        _print_overview(overview)
+    return EXIT_DONE
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    settings = _ready()
+    from flows.training import train
+
+    record = train(
+        settings,
+        arguments.recipe,
+        world_size=arguments.world_size,
+        reduction=arguments.reduction,
+        steps=arguments.steps,
+        faults=arguments.fault,
+    )
+    if arguments.json:
+        _print_json(record)
+    return EXIT_DONE
+
+
+def _lab(arguments: argparse.Namespace) -> int:
+    from validation.lab import lab_table, parse_workers
+
+    rows = lab_table(parse_workers(arguments.workers))
+    if arguments.json:
+        _print_json(rows)
+    else:
+        from infra.terminal import render_rows
+
+        render_rows(rows, _people(), title="all-reduce scaling lab: 120 ms local compute, ring and straggler terms")
+    return EXIT_DONE
+
+
+def _ready() -> Any:
+    """Settings, a quiet environment for everything that is started, and the warm server already importing."""
+    from infra.settings import embedded_environment, load_settings
+
+    settings = load_settings()
+    os.environ.update(embedded_environment(settings))
+    from trainer import ranks
+
+    ranks.warm_up()
+    return settings
+
+
+def _print_release(document: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
+        _print_json(document)
+    else:
+        from infra.terminal import render_text
+
+        render_text(document, _people())
+
+
+def _print_overview(overview: dict[str, Any]) -> None:
+    from infra.terminal import render_rows
+
+    console = _people()
+    render_rows(overview["serving"], console, title="what serves")
+    render_rows(overview["releases"], console, title="latest releases, newest first")
+    if not overview["releases"]:
+        console.print("No release stands in this store. Start one with `seatrial release flights`.")
+
+
+def _people() -> Any:
+    """Where people's text goes: stderr, so that stdout carries JSON and nothing else."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def _print_json(value: Any) -> None:
+    from validation.canonical import plain
+
+    sys.stdout.write(json.dumps(plain(value), indent=2, sort_keys=False) + "\n")
+
+
+def _text_of(path: Path | None) -> str:
+    if path is None:
+        return ""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the policy file {path} cannot be read: {error}. No release was started. Check the path.") from None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        raise ConfigError(f"--world-sizes '{text}' are not whole numbers. Nothing was started. Write them like 1,2,4,8.") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

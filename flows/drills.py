@@ -1,0 +1,98 @@
+"""Drills: failures that are really caused in a release, so that readiness is scored on detectors that fired."""
+
+import time
+from collections.abc import Mapping
+
+from flows.probes import Bench
+from infra.report import GateLine
+from trainer import ranks
+from trainer.config import Fault
+from validation.errors import RankError
+from validation.failure_modes import default_modes
+from validation.records import Drill, FallbackCheck, ReadinessRecords
+
+HANG_DEADLINE_S = 8.0  # forming the group takes well under a second; the rest is the hang
+# gate -> the drill that its positive control is
+CONTROL_DRILLS = {
+    "data_contract": "bad_data",
+    "gradient_equivalence": "wrong_gradient",
+    "kill_and_resume": "repeated_data",
+    "scaling": "straggler",
+    "slice_quality": "slice_regression",
+}
+
+
+def probe_readiness(bench: Bench, lines: Mapping[str, GateLine], fallbacks: tuple[FallbackCheck, ...]) -> ReadinessRecords:
+    """Collect what fired in this release's gates, and cause what they did not: a hang and a torn checkpoint."""
+    fired = [drill for gate, name in CONTROL_DRILLS.items() if gate in lines and (drill := control_drill(name, lines[gate]))]
+    if "kill_and_resume" in lines:
+        fired.append(kill_drill(lines["kill_and_resume"]))
+    fired += [hang_drill(bench), torn_checkpoint_drill(bench)]
+    return ReadinessRecords(
+        modes=default_modes(bench.plan.facts.card.owner),
+        drills=tuple(fired),
+        costs=costs(lines, price=bench.plan.policy.scaling.price_per_device_hour.value, devices=bench.plan.machine.devices),
+        fallbacks=fallbacks,
+        gates={gate: line.verdict.outcome for gate, line in lines.items()},
+    )
+
+
+def control_drill(name: str, line: GateLine) -> Drill | None:
+    """A gate's positive control as a drill: the planted defect, and whether the gate saw it."""
+    control = line.verdict.control
+    if control is None:
+        return None
+    return Drill(name=name, fired=True, detected=control.caught, detail=f"{control.planted}: {control.detail}")
+
+
+def kill_drill(line: GateLine) -> Drill:
+    """kill_and_resume's SIGKILLs: fired and recovered from, as its checks say."""
+    fired = [item for item in line.verdict.checks if item.name.startswith("planned faults fired")]
+    recovered = [item for item in line.verdict.checks if item.name.startswith("recovery time")]
+    return Drill(
+        name="rank_killed",
+        fired=bool(fired) and all(item.passed for item in fired),
+        detected=bool(recovered) and all(item.passed for item in recovered),
+        detail=line.verdict.reason,
+    )
+
+
+def hang_drill(bench: Bench) -> Drill:
+    """Rank 1 of 2 leaves out one all-reduce; rank 0 waits for ever. The group's deadline has to end it and name both."""
+    fault = Fault(kind="skip", rank=1, step=2, phase="collective")
+    job = bench.job("drill-hang", world_size=2, steps=200, faults=(fault,), deadline_s=HANG_DEADLINE_S, stall_s=600.0)
+    started = time.monotonic()
+    try:
+        ranks.run_group(job)
+    except RankError as error:
+        bench.worker_seconds += 2 * (time.monotonic() - started)
+        return Drill(name="hang", fired=True, detected="deadline" in str(error), detail=str(error))
+    return Drill(name="hang", fired=False, detected=False, detail="the run ended although rank 1 skipped a collective")
+
+
+def torn_checkpoint_drill(bench: Bench) -> Drill:
+    """SIGKILL while a checkpoint is being written: the torn one must not be trusted, the run must end with the twin's bytes."""
+    common: dict[str, object] = {"world_size": 2, "steps": 8, "checkpoint_every": 3}
+    fault = Fault(kind="kill", rank=0, step=5, phase="checkpoint")
+    twin, _ = bench.run("drill-torn-twin", **common)
+    torn, _ = bench.run("drill-torn", faults=(fault,), max_restarts=1, **common)
+    resumed = torn.recoveries[0].resumed_from_step if torn.recoveries else -1
+    return Drill(
+        name="torn_checkpoint",
+        fired=str(fault) in torn.faults_fired,
+        detected=resumed == 3 and torn.state_sha256 == twin.state_sha256 and torn.ledger_sha256 == twin.ledger_sha256,
+        detail=f"killed while checkpoint 6 was written, resumed from sealed checkpoint {resumed}, final bytes "
+        + ("equal the twin's" if torn.state_sha256 == twin.state_sha256 else "differ from the twin's"),
+    )
+
+
+def costs(lines: Mapping[str, GateLine], *, price: float, devices: int) -> dict[str, float]:
+    """What the gates cost: a gate holds every device of the machine while it runs. Price in USD a device-hour."""
+    wall_s = sum(line.seconds for line in lines.values())
+    device_hours = wall_s * devices / 3600
+    return {
+        "wall_s": wall_s,
+        "worker_seconds": sum(line.worker_seconds for line in lines.values()),
+        "device_hours": device_hours,
+        "usd": device_hours * price,
+    }

@@ -1,0 +1,118 @@
+"""A release as a value: what was asked, checked before anything is written."""
+
+import tempfile
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import flows
+import infra
+import trainer
+import validation
+from infra.journal import new_release_id
+from infra.settings import Settings
+from trainer import ranks
+from trainer.describe import RecipeFacts
+from trainer.lanes import check_world_size
+from trainer.runlog import machine
+from validation.canonical import digest, sha256_hex
+from validation.errors import ConfigError
+from validation.policy import Policy, parse_policy
+from validation.records import Machine
+
+DRILLS = ("slice-regression",)
+DESCRIBE_DEADLINE_S = 300.0  # a recipe may prepare its data cache on first use
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleaseRequest:
+    """What a person or a schedule asks for; the same request can be run again years later."""
+
+    recipe: str
+    policy_text: str = ""  # overlay on the default policy; "" = defaults
+    world_sizes: tuple[int, ...] = ()  # () = the policy's
+    drill: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReleasePlan:
+    """A request that was found possible, and the digests that bind its evidence."""
+
+    release_id: str
+    request: ReleaseRequest
+    facts: RecipeFacts
+    policy: Policy
+    world_sizes: tuple[int, ...]
+    folder: Path  # local scratch: runs, frames, report
+    machine: Machine
+    digests: dict[str, str]  # code, data, config, policy, machine
+
+    @property
+    def model(self) -> str:
+        """Name of the registered model."""
+        return self.facts.name
+
+    @property
+    def frames(self) -> dict[str, Path]:
+        """Split -> its contract frame on disk."""
+        return {split: self.folder / "frames" / f"{split}.parquet" for split in ("train", "judge")}
+
+
+_prepared: dict[ReleaseRequest, ReleasePlan] = {}
+
+
+def prepare(request: ReleaseRequest, settings: Settings) -> ReleasePlan:
+    """Check a request before any server is started; `take_plan` of the same request then takes this plan."""
+    return _prepared.setdefault(request, make_plan(request, settings))
+
+
+def take_plan(request: ReleaseRequest, settings: Settings) -> ReleasePlan:
+    """The plan that was prepared for this request, or a new one."""
+    return _prepared.pop(request, None) or make_plan(request, settings)
+
+
+def make_plan(request: ReleaseRequest, settings: Settings, *, release_id: str = "") -> ReleasePlan:
+    """Check a request whole: recipe, data, policy, world sizes, drill. Raises InputError; leaves no trace of a release then."""
+    policy = parse_policy(request.policy_text or None, name="the policy file")
+    if request.drill and request.drill not in DRILLS:
+        raise ConfigError(f"drill '{request.drill}' is unknown, so nothing was started. Choose one of: {', '.join(DRILLS)}.")
+    world_sizes = tuple(sorted(set(request.world_sizes or policy.world_sizes)))
+    scratch = Path(settings.home) / "runs"
+    scratch.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=scratch, prefix="planning-") as frames:
+        facts: RecipeFacts = ranks.call("trainer.describe:describe", request.recipe, frames, deadline_s=DESCRIBE_DEADLINE_S)
+        for world_size in world_sizes:
+            check_world_size(world_size, facts.training.lanes)
+        release_id = release_id or new_release_id(facts.name, datetime.now(UTC), uuid4().hex[:4])
+        folder = scratch / release_id
+        target = folder / "frames"
+        target.mkdir(parents=True, exist_ok=True)
+        for split in ("train", "judge"):
+            (Path(frames) / f"{split}.parquet").replace(target / f"{split}.parquet")
+    here = machine()
+    return ReleasePlan(
+        release_id=release_id, request=request, facts=facts, policy=policy, world_sizes=world_sizes, folder=folder, machine=here,
+        digests=_digests(facts, policy, world_sizes, request, here),
+    )  # fmt: skip
+
+
+def _digests(facts: RecipeFacts, policy: Policy, world_sizes: tuple[int, ...], request: ReleaseRequest, here: Machine) -> dict[str, str]:
+    config: dict[str, Any] = {"training": facts.training, "world_sizes": world_sizes, "drill": request.drill, "recipe": facts.path}
+    return {
+        "code": digest([facts.code_sha256, own_code_sha256()]),
+        "data": facts.data_sha256,
+        "config": digest(config),
+        "policy": digest(policy.model_dump(mode="json")),
+        "machine": digest(here),
+    }
+
+
+@cache
+def own_code_sha256() -> str:
+    """sha256 over the sources of the four packages: a changed gate makes its old evidence stale."""
+    packages = (flows, infra, trainer, validation)
+    files = sorted(path for package in packages for path in Path(package.__path__[0]).rglob("*") if path.suffix in (".py", ".yaml", ".j2"))
+    return digest([[f"{path.parent.name}/{path.name}", sha256_hex(path.read_bytes())] for path in files])

@@ -1,0 +1,209 @@
+"""Probes make evidence: they run the trainer and return the records that one gate judges. One function a gate."""
+
+import random
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from pathlib import Path
+
+import pandas as pd
+
+from flows.plan import ReleasePlan
+from trainer import ranks, runlog
+from trainer.config import Fault, TrainJob
+from trainer.world import Progress
+from validation.records import (
+    PHASES,
+    EquivalenceRecords,
+    Frame,
+    RecoveryRecords,
+    RunRecord,
+    ScalingPoint,
+    ScalingRecords,
+)
+
+CALL_DEADLINE_S = 600.0
+PLANTED_DELAY = 4.0  # planted straggler: this many typical steps late
+Say = Callable[[str], None]
+
+
+@dataclass
+class Bench:
+    """Runs a gate's jobs one after the other, each in a fresh folder, and adds up what they cost."""
+
+    plan: ReleasePlan
+    gate: str
+    say: Say
+    folder: Path  # fresh for each attempt of the gate
+    worker_seconds: float = 0.0
+    _count: int = field(default=0, init=False)
+
+    def job(self, label: str, **options: object) -> TrainJob:
+        """A job of this release's recipe in its own folder."""
+        self._count += 1
+        folder = self.folder / f"{self._count:02d}-{label}"
+        folder.mkdir(parents=True)
+        return TrainJob(recipe=self.plan.request.recipe, folder=str(folder), **options)  # type: ignore[arg-type]
+
+    def run(self, label: str, **options: object) -> tuple[RunRecord, Path]:
+        """Run one job to its end; what it did is told to people."""
+        job = self.job(label, **options)
+        told = _Told(label, self.say)
+        record = ranks.run_group(job, on_progress=told)
+        self.worker_seconds += record.worker_seconds
+        again = f", {record.attempts - 1} restarts" if record.attempts > 1 else ""
+        self.say(f"{label}: {record.steps} steps on {record.world_size} ranks, {record.throughput_sps:,.0f} samples/s{again}")
+        return record, Path(job.folder)
+
+
+@dataclass
+class _Told:
+    """Says how far a long run is, every tenth of it."""
+
+    label: str
+    say: Say
+    _tenth: int = 0
+
+    def __call__(self, progress: Progress) -> None:
+        tenth = 10 * progress.step // progress.steps
+        if tenth > self._tenth and progress.steps >= 100 and tenth < 10:
+            self._tenth = tenth
+            left_samples = (progress.steps - progress.step) / max(progress.step, 1)
+            self.say(
+                f"{self.label}: {tenth}0% ({progress.step}/{progress.steps} steps, loss {progress.loss:.4f}, {left_samples:.1f} x to go)"
+            )
+
+
+def probe_equivalence(bench: Bench) -> EquivalenceRecords:
+    """The same steps at every world size (exact bits), and four kinds of runs beside the float64 reference."""
+    plan, policy = bench.plan, bench.plan.policy.gradient_equivalence
+    steps, kept = policy.steps.value, policy.reference_steps.value
+    widest = max(plan.world_sizes)
+    exact = {w: bench.run(f"exact-w{w}", world_size=w, steps=steps, keep_gradients=steps) for w in plan.world_sizes}
+    compared = {"steps": kept, "keep_gradients": kept, "dropout": False}
+    legs = [
+        *(("logic", *bench.run(f"logic-w{w}", world_size=w, precision="float64", **compared)) for w in plan.world_sizes),
+        ("training", *bench.run(f"training-w{widest}", world_size=widest, **compared)),
+        ("fast", *bench.run(f"fast-w{widest}", world_size=widest, reduction="fast", **compared)),
+        ("planted", *bench.run("planted", world_size=2, defect="divide_twice", **compared)),
+    ]
+    runs = [{"leg": leg, "world_size": run.world_size, "folder": str(folder), "precision": run.precision} for leg, run, folder in legs]
+    bench.say("float64 reference and float noise of every tensor")
+    errors: pd.DataFrame = ranks.call("trainer.reference:gradient_errors", plan.request.recipe, runs, kept, deadline_s=CALL_DEADLINE_S)
+    order: tuple[int, ...] = ranks.call("trainer.reference:expected_order", plan.request.recipe, steps, deadline_s=CALL_DEADLINE_S)
+    planted = errors["leg"] == "planted"
+    return EquivalenceRecords(
+        world_sizes=plan.world_sizes,
+        digests=pd.concat([runlog.load_digests(folder) for _, folder in exact.values()], ignore_index=True),
+        states={w: run.state_sha256_by_rank for w, (run, _) in exact.items()},
+        ledgers={w: runlog.load_ledger(folder) for w, (_, folder) in exact.items()},
+        expected_order=order,
+        samples=len(order),
+        errors=errors[~planted].reset_index(drop=True),
+        legs=("logic", "training", "fast"),
+        dropout_excluded=True,
+        planted_defect="the gradient divided by the world size twice (2 ranks)",
+        planted_errors=errors[planted].assign(leg="training").reset_index(drop=True),
+        worker_seconds=bench.worker_seconds,
+    )
+
+
+def probe_recovery(bench: Bench) -> RecoveryRecords:
+    """Kill ranks of one run at seeded moments, come back on the same and on fewer ranks; beside it the twin that nobody killed."""
+    plan, policy = bench.plan, bench.plan.policy.kill_and_resume
+    steps, widest = min(policy.steps.value, plan.facts.steps), max(plan.world_sizes)
+    every = max(1, steps // 5)
+    faults = kill_schedule(seed=plan.facts.training.seed, kills=policy.kills.value, steps=steps, world_size=widest)
+    resumed = tuple(widest if attempt % 2 else max(1, widest // 2) for attempt in range(1, len(faults)))
+    common: dict[str, object] = {"steps": steps, "checkpoint_every": every}
+    twin, twin_folder = bench.run("twin", world_size=widest, **common)
+    killed, killed_folder = bench.run(
+        "killed", world_size=widest, faults=faults, max_restarts=len(faults), resume_world_sizes=(widest, *resumed), **common
+    )
+    late = replace(faults[0], rank=0, phase="backward")
+    planted, planted_folder = bench.run("planted", world_size=1, faults=(late,), max_restarts=1, defect="repeat_batch_on_resume", **common)
+    return RecoveryRecords(
+        twin=twin,
+        twin_ledger=runlog.load_ledger(twin_folder),
+        killed=(killed,),
+        killed_ledgers=(runlog.load_ledger(killed_folder),),
+        planned=(tuple(str(fault) for fault in faults),),
+        planted_defect="a resume that starts one batch too early, so that data is repeated",
+        planted=planted,
+        planted_ledger=runlog.load_ledger(planted_folder),
+        state_mib=runlog.checkpoint_bytes(twin_folder) / 2**20,
+    )
+
+
+def kill_schedule(*, seed: int, kills: int, steps: int, world_size: int) -> tuple[Fault, ...]:
+    """Seeded kills, one an attempt, at ever later steps, each in another phase; never in the first step, never in the last."""
+    phases = ("backward", "collective", "optimizer", "forward", "data", "checkpoint")
+    draw = random.Random(seed)
+    edges = [1 + (steps - 2) * i // kills for i in range(kills + 1)]
+    return tuple(
+        Fault(
+            kind="kill",
+            rank=draw.randrange(world_size),
+            step=draw.randrange(low, max(high, low + 1)),
+            phase=phases[i % len(phases)],
+            attempt=i,
+        )
+        for i, (low, high) in enumerate(pairwise(edges))
+    )
+
+
+def train_candidate(bench: Bench) -> tuple[RunRecord, Path]:
+    """Train the candidate on as many ranks as there are devices, measuring the quality curve; survives two deaths."""
+    plan = bench.plan
+    world_size = max([w for w in plan.world_sizes if w <= plan.machine.devices] or [min(plan.world_sizes)])
+    every = max(1, plan.facts.steps // 4)
+    return bench.run("candidate", world_size=world_size, evaluate=True, checkpoint_every=every, max_restarts=2, drill=plan.request.drill)
+
+
+def probe_scaling(bench: Bench, candidate_folder: Path) -> ScalingRecords:
+    """Time every world size several times, interleaved, under the same global batch; then once with a planted straggler."""
+    plan, policy = bench.plan, bench.plan.policy.scaling
+    steps = {"steps": policy.steps.value + policy.warmup_steps.value, "warmup_steps": policy.warmup_steps.value}
+    setups: list[tuple[int, str]] = [(w, "exact") for w in plan.world_sizes]
+    if 1 in plan.world_sizes:
+        setups.append((1, "fast"))  # the best one-worker set-up is the baseline, not a handicapped one
+    points = []
+    for repeat in range(policy.repeats.value):
+        turned = setups[repeat % len(setups) :] + setups[: repeat % len(setups)]  # nobody is always first
+        for world_size, reduction in turned:
+            run, folder = bench.run(f"w{world_size}-{reduction}-r{repeat}", world_size=world_size, reduction=reduction, **steps)
+            points.append(scaling_point(run, runlog.load_timeline(folder), repeat, policy.warmup_steps.value))
+    typical_ms = statistics.median(point.step_ms_p50 for point in points if point.world_size == min(plan.world_sizes))
+    slow = Fault(kind="delay", rank=1, step=0, phase="forward", ms=PLANTED_DELAY * typical_ms)
+    run, folder = bench.run("planted-straggler", world_size=2, faults=(slow,), **{**steps, "steps": policy.warmup_steps.value + 5})
+    return ScalingRecords(
+        points=tuple(points),
+        world_sizes=plan.world_sizes,
+        devices=plan.machine.devices,
+        global_batch_size=plan.facts.training.global_batch_size,
+        curve=runlog.load_curve(candidate_folder),
+        quality_name=plan.facts.card.quality_name,
+        target_quality=plan.facts.target_quality,
+        planted_defect=f"rank 1 of 2 is {PLANTED_DELAY:g} typical steps late in every forward pass",
+        planted=(scaling_point(run, runlog.load_timeline(folder), 0, policy.warmup_steps.value),),
+        planted_rank=1,
+        worker_seconds=bench.worker_seconds,
+    )
+
+
+def scaling_point(run: RunRecord, timeline: Frame, repeat: int, warmup_steps: int) -> ScalingPoint:
+    """Reduce a timeline to one point: medians over the steps after the warm-up."""
+    timed = timeline[timeline["step"] >= warmup_steps]
+    busy = (timed["step_ms"] - timed["wait_ms"]).groupby(timed["rank"]).median()
+    by_step = timed.groupby("step")
+    return ScalingPoint(
+        world_size=run.world_size,
+        repeat=repeat,
+        reduction=run.reduction,
+        throughput_sps=run.throughput_sps,
+        step_ms_p50=float(by_step["step_ms"].max().median()),
+        rank_step_ms=tuple(float(value) for value in busy.sort_index()),
+        phase_ms={phase: float(by_step[phase].mean().median()) for phase in PHASES},
+        peak_memory_mib=run.peak_memory_mib,
+    )

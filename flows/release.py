@@ -1,0 +1,136 @@
+"""The release, in the order in which it happens. Two flows: `release`, and `rerun-gate` for one gate of an earlier release."""
+
+from dataclasses import replace
+from typing import Any
+
+from prefect import flow, get_run_logger, task
+from prefect.cache_policies import NO_CACHE
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from flows.candidate import Candidate, candidate_payload, check_fallbacks, find_candidate, last_known_good_uri, make_candidate
+from flows.gates import Release, fresh_bench, hold_gate, reusable, skip_gate, utc_now
+from flows.pages import show_gate, show_release
+from flows.plan import ReleasePlan, ReleaseRequest, make_plan, take_plan
+from flows.promote import conclude, ensure_serving
+from infra.journal import Journal
+from infra.pointer import Pointer
+from infra.registry import Registry
+from infra.settings import Settings, load_settings
+from infra.store import ObjectStore, open_store
+from validation.errors import ConfigError
+from validation.policy import GATES
+from validation.verdict import Outcome
+
+
+@flow(name="release", flow_run_name="release {recipe}", persist_result=False)
+def release(recipe: str = "flights", policy: str = "", world_sizes: list[int] | None = None, drill: str = "") -> Any:
+    """Hold every gate, then promote the candidate or keep what serves. `policy` is YAML text laid over the default policy."""
+    request = ReleaseRequest(recipe=recipe, policy_text=policy, world_sizes=tuple(world_sizes or ()), drill=drill)
+    settings = load_settings()
+    store = open_store(settings)
+    plan = take_plan(request, settings)
+    journal = Journal(store, plan.release_id)
+    journal.append(
+        "started", {"request": request, "model": plan.model, "digests": plan.digests, "machine": plan.machine}, time_utc=utc_now()
+    )
+    return _conduct(plan, settings, store, journal, fresh=frozenset(GATES))
+
+
+@flow(name="rerun-gate", flow_run_name="rerun {gate} of {release_id}", persist_result=False)
+def rerun_gate(gate: str, release_id: str) -> Any:
+    """Hold one gate of a release again, and those whose evidence is stale or did not pass; then decide again."""
+    settings = load_settings()
+    store = open_store(settings)
+    journal = Journal(store, release_id)
+    plan = plan_of(journal, settings, gate)
+    return _conduct(plan, settings, store, journal, fresh=frozenset({gate}))
+
+
+def plan_of(journal: Journal, settings: Settings, gate: str) -> ReleasePlan:
+    """The plan of an earlier release, made again from its own request. Raises ConfigError for an unknown gate or release."""
+    if gate not in GATES:
+        raise ConfigError(f"there is no gate '{gate}', so nothing was run. Choose one of: {', '.join(GATES)}.")
+    started = journal.latest("started")
+    if started is None:
+        raise ConfigError(
+            f"there is no release '{journal.release_id}' in this store, so nothing was run. See `seatrial show` for their ids."
+        )
+    given = started.payload["request"]
+    request = ReleaseRequest(**{**given, "world_sizes": tuple(given["world_sizes"])})
+    return make_plan(request, settings, release_id=journal.release_id)
+
+
+def _conduct(plan: ReleasePlan, settings: Settings, store: ObjectStore, journal: Journal, *, fresh: frozenset[str]) -> State[Any]:
+    started_at = utc_now()
+    registry = Registry(settings)
+    release = Release(plan=plan, store=store, journal=journal, say=get_run_logger().info)
+    release.say(f"release {plan.release_id}: {plan.facts.card.question}")
+    if _gate(release, "data_contract", fresh) is Outcome.PASS:
+        run_id = registry.start_run(plan.model, plan.release_id)
+        pointer = baseline(release, registry, run_id)
+        _gate(release, "gradient_equivalence", fresh)
+        _gate(release, "kill_and_resume", fresh)
+        own = candidate(release, run_id, pointer)
+        _gate(release, "scaling", fresh)
+        _gate(release, "slice_quality", fresh)
+        release.fallbacks = check_fallbacks(plan, pointer, own.version)
+        _gate(release, "readiness", fresh)
+    else:
+        for gate in GATES[1:]:
+            skip_gate(release, gate, "data_contract did not pass, and nothing may be trained on inputs that break their contract")
+    return _finished(*conclude(release, registry, started_at))
+
+
+def _gate(release: Release, gate: str, fresh: frozenset[str]) -> Outcome:
+    """Hold a gate, or keep its latest evidence when every digest that binds it still matches."""
+    line, why = (None, "asked for") if gate in fresh else reusable(release, gate)
+    if line is not None:
+        release.lines[gate] = line
+        release.say(f"{gate}: kept, {why}")
+    else:
+        release.say(f"{gate}: running ({why})")
+        state = gate_task.with_options(name=gate)(release, gate, return_state=True)
+        if gate not in release.lines:
+            state.result()  # the probe broke in a way that nobody foresaw: raise it
+    return release.lines[gate].verdict.outcome
+
+
+@task(task_run_name="{gate}", cache_policy=NO_CACHE)
+def gate_task(release: Release, gate: str) -> State[Any]:
+    """One gate on the flow run's page: green only if it passed. Reuse is decided by digests, never by Prefect's cache."""
+    line = hold_gate(release, gate)
+    show_gate(line)
+    verdict = line.verdict
+    if verdict.outcome is Outcome.PASS:
+        return Completed(message=verdict.reason)
+    return Failed(name=verdict.outcome.capitalize(), message=f"{verdict.reason}. Next: {verdict.action}")
+
+
+@task(cache_policy=NO_CACHE)
+def baseline(release: Release, registry: Registry, run_id: str) -> Pointer:
+    """What serves now; at the first release the named baseline is registered and put in service."""
+    return ensure_serving(release.plan, release.store, registry, run_id)
+
+
+@task(cache_policy=NO_CACHE)
+def candidate(release: Release, run_id: str, pointer: Pointer) -> Candidate:
+    """Train and register the candidate, or take the one that this release trained before if nothing changed since."""
+    found, why = find_candidate(release.journal, release.plan.digests)
+    if found is None:
+        release.say(f"candidate: training ({why})")
+        found = make_candidate(release.plan, fresh_bench(release, "candidate"), run_id, pointer)
+    else:
+        release.say(f"candidate: reused version {found.version}, {why}")
+        found = replace(found, last_known_good_uri=last_known_good_uri(release.plan, pointer, own_version=found.version))
+    release.journal.append("candidate", candidate_payload(found, release.plan.digests), time_utc=utc_now())
+    release.candidate = found
+    return found
+
+
+def _finished(document: dict[str, Any], report: Any) -> State[Any]:
+    """The flow run's end: red unless promoted, so that a refused release is seen in a list of runs."""
+    show_release(report)
+    if document["decision"] == "promoted":
+        return Completed(name="Promoted", message=document["reason"], data=document)
+    return Failed(name=document["decision"].replace("_", " ").capitalize(), message=document["reason"], data=document)
