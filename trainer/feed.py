@@ -23,7 +23,7 @@ class MicroBatch(NamedTuple):
 
 
 class Feed:
-    """Cuts every global batch into this rank's micro-batches; keeps nothing between steps."""
+    """Cuts every global batch into this rank's micro-batches."""
 
     def __init__(
         self, data: SplitData, order: Order, world: World, lanes: int, device: torch.device, *, double: bool, drop_lane: bool
@@ -35,6 +35,7 @@ class Feed:
         self._device = device
         self._double = double
         self._dropped = lanes - 1 if drop_lane and world.rank == world.world_size - 1 else None
+        self._last: tuple[range, Rows] = (range(0), np.empty(0, dtype=np.int64))  # own positions and rows of the batch asked last
 
     def positions(self, batch: range) -> range:
         """Positions of this rank's lanes in a global batch; contiguous, possibly empty."""
@@ -45,7 +46,7 @@ class Feed:
         spans = [(lane, lane_span(batch, lane, self._lanes)) for lane in self._own]
         positions = self.positions(batch)
         lanes = np.repeat([lane for lane, _ in spans], [len(span) for _, span in spans])
-        ids = self._data.sample_ids[self._order.rows(positions)]
+        ids = self._data.sample_ids[self._rows(batch)]
         return np.stack((np.full(len(ids), step), lanes, np.arange(positions.start, positions.stop), ids), axis=1).astype(np.int64)
 
     def micro_batches(self, batch: range, reduction: Reduction) -> list[MicroBatch]:
@@ -60,8 +61,16 @@ class Feed:
         kept = [lane for lane in group if lane != self._dropped] or [group[0]]
         span = range(lane_span(batch, kept[0], self._lanes).start, lane_span(batch, kept[-1], self._lanes).stop)
         counts = float(len(span) > 0 and list(group) != [self._dropped])
-        rows = self._order.rows(span if counts else batch[:1])
+        offset = span.start - self.positions(batch).start
+        rows = self._rows(batch)[offset : offset + len(span)] if counts else self._order.rows(batch[:1])
         return MicroBatch(group[0], self._fetch(rows), counts)
+
+    def _rows(self, batch: range) -> Rows:
+        """Rows of this rank's positions; asked once a step for the micro-batches and once for the ledger, computed once."""
+        positions = self.positions(batch)
+        if self._last[0] != positions:
+            self._last = (positions, self._order.rows(positions))
+        return self._last[1]
 
     def _fetch(self, rows: Rows) -> Batch:
         return Batch(*(cast_input(value, self._device, double=self._double) for value in self._data.batch(rows)))
