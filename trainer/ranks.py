@@ -114,7 +114,7 @@ class _Server:
 
     def hand(self, link: socket.socket) -> None:
         """Give the server one end of a request's link."""
-        with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):  # a dead server shows as a closed link
+        with self._lock, contextlib.suppress(OSError):  # a server that is dead or shut down shows as a closed link
             socket.send_fds(self._control, [b"L"], [link.fileno()])
 
     def last_words(self) -> str:
@@ -123,11 +123,13 @@ class _Server:
         return os.pread(self.words.fileno(), 2000, max(0, size - 2000)).decode(errors="replace").strip()
 
     def end(self) -> None:
-        self._control.close()
-        self._keeper.join(END_S)
-        if self.lives and self._process is not None:
+        """Have it end its groups and itself; also in the middle of its imports."""
+        if self._process is not None:
+            self._process.terminate()
+            self._keeper.join(END_S)
             self._process.kill()
-            self._keeper.join()
+        self._keeper.join()
+        self._control.close()
 
 
 _lock = threading.Lock()

@@ -102,6 +102,7 @@ def _bury(leaders: dict[int, int], pidfd: int) -> None:
 
 def _end_leaders(leaders: dict[int, int]) -> None:
     """Ask every leader to end its group, wait a little, then leave no child behind in any case."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it is being done
     for pid in leaders.values():
         os.kill(pid, signal.SIGTERM)
     until = time.monotonic() + LEADERS_END_S

@@ -217,6 +217,19 @@ def event(name: str, *, rank: int = 0, attempt: int = 0, at_s: float = 0.0, **fi
     return Event(name=name, rank=rank, attempt=attempt, t_ns=int(at_s * 1e9), fields=fields)
 
 
+def test_shut_down_does_not_wait_for_imports():
+    """A command that ends at once, on a wrong argument say, is not held up by what was warming for it."""
+    code = """if True:
+        from trainer import ranks
+        ranks.warm_up()
+        process = ranks._current._process
+        ranks.shut_down()
+        print(process.returncode)
+    """
+
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == f"{-signal.SIGTERM}\n"
+
+
 def end(rank: int, *, text: str = "", kind: str = "", fault: bool = False) -> End:
     failure = Failure(kind=kind, text=text) if text else None
     return End(rank=rank, failure=failure, fault=event("fault", rank=rank, fault="kill:rank=0") if fault else None)
