@@ -13,6 +13,7 @@ from typing import Any
 
 from validation.errors import ConfigError, InputError, ReleaseError
 
+WARM_WHEN_IDLE = ("mlflow.pytorch", "mlflow.pyfunc", "sklearn.linear_model", "torch.export")  # what calls of a release need, not its ranks
 EXIT_DONE, EXIT_FAULT, EXIT_INPUT, EXIT_REFUSED = 0, 1, 2, 3
 
 
@@ -161,7 +162,7 @@ def _ready() -> Any:
     os.environ.update(embedded_environment(settings))
     from trainer import ranks
 
-    ranks.warm_up()
+    ranks.warm_up(when_idle=WARM_WHEN_IDLE)
     return settings
 
 

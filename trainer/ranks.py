@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from trainer.config import TrainJob
@@ -32,12 +32,17 @@ from validation.records import RunRecord
 START_S = 300.0  # a cold import of torch on a busy machine takes half a minute
 GRACE_S = 90.0  # a leader's own work after its deadline: stacks, killing, tables
 END_S = 5.0
-BOOT = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from trainer.warm import serve; serve(int(sys.argv[2]), int(sys.argv[3]))"
+BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from trainer.warm import serve; serve(*map(int, sys.argv[2:4]), sys.argv[4:])"
+)
 
 
-def warm_up() -> None:
-    """Start the warm server unless it runs; returns at once, the imports go on in the background. Safe from any thread."""
-    _server()
+def warm_up(*, when_idle: Sequence[str] = ()) -> None:
+    """Start the warm server unless it runs; returns at once, the imports go on in the background. Safe from any thread.
+
+    Args: when_idle names modules that calls will need but ranks do not: a new server imports them once nobody asks it for anything.
+    """
+    _server(when_idle)
 
 
 def run_group(
@@ -80,7 +85,8 @@ def shut_down() -> None:
 class _Server:
     """The warm server as its flow process sees it."""
 
-    def __init__(self) -> None:
+    def __init__(self, when_idle: Sequence[str]) -> None:
+        self._when_idle = when_idle
         self.words = tempfile.TemporaryFile()  # noqa: SIM115  (its stdout and stderr, for as long as it lives)
         self._control, self._theirs = socket.socketpair()
         self._lock = threading.Lock()
@@ -95,7 +101,7 @@ class _Server:
         try:
             with self._theirs:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-c", BOOT, json.dumps(sys.path), str(self._theirs.fileno()), str(os.getpid())],
+                    [sys.executable, "-c", BOOT, json.dumps(sys.path), str(self._theirs.fileno()), str(os.getpid()), *self._when_idle],
                     pass_fds=[self._theirs.fileno()],
                     stdin=subprocess.DEVNULL, stdout=self.words, stderr=self.words,
                     env=os.environ | WARM_ENVIRON, start_new_session=True,
@@ -136,11 +142,11 @@ _lock = threading.Lock()
 _current: _Server | None = None
 
 
-def _server() -> _Server:
+def _server(when_idle: Sequence[str] = ()) -> _Server:
     global _current
     with _lock:
         if _current is None or not _current.lives:
-            _current = _Server()
+            _current = _Server(when_idle)
         return _current
 
 

@@ -14,6 +14,7 @@ import signal
 import socket
 import time
 import traceback
+from collections.abc import Sequence
 from typing import NoReturn
 
 import trainer.recipes
@@ -24,10 +25,14 @@ from trainer.wires import is_readable
 # torch._dynamo: the first optimizer pulls in 829 modules through it; pyarrow.parquet: pandas imports it at the first table
 PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "safetensors.torch", "pandas", "pyarrow.parquet")
 LEADERS_END_S = 2.0
+IDLE_MS = 200  # nobody asked for anything for so long: time for the imports that can wait
 
 
-def serve(control_fd: int, parent: int) -> NoReturn:
-    """Import, then fork a leader for each link that arrives, until the flow process (`parent`, a pid) hangs up or dies."""
+def serve(control_fd: int, parent: int, when_idle: Sequence[str] = ()) -> NoReturn:
+    """Import, then fork a leader for each link that arrives, until the flow process (`parent`, a pid) hangs up or dies.
+
+    Modules named in `when_idle` are imported, one at a time, while no leader is alive and nobody asks.
+    """
     leaders: dict[int, int] = {}  # pidfd -> pid
     try:
         die_with_parent(parent, signal.SIGTERM)  # the default action until the imports are done: nobody has to be told yet
@@ -35,7 +40,7 @@ def serve(control_fd: int, parent: int) -> NoReturn:
         adopt_orphans()
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)  # inherited: a rank tells in its log where it is
         signal.signal(signal.SIGTERM, _leave)
-        _fork_on_request(socket.socket(fileno=control_fd), leaders)
+        _fork_on_request(socket.socket(fileno=control_fd), leaders, list(when_idle))
     finally:
         _end_leaders(leaders)
         os._exit(0)
@@ -63,11 +68,15 @@ def _leave(*_: object) -> NoReturn:
     raise SystemExit(0)
 
 
-def _fork_on_request(control: socket.socket, leaders: dict[int, int]) -> None:
+def _fork_on_request(control: socket.socket, leaders: dict[int, int], when_idle: list[str]) -> None:
     poller = select.poll()
     poller.register(control, select.POLLIN)
     while True:
-        for fd, _ in poller.poll():
+        heard = poller.poll(IDLE_MS if when_idle and not leaders else None)
+        if not heard:
+            _import(when_idle.pop(0))
+            gc.freeze()
+        for fd, _ in heard:
             if fd in leaders:
                 poller.unregister(fd)
                 _bury(leaders, fd)
