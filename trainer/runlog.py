@@ -130,7 +130,10 @@ def ledger_sha256(ledger: pd.DataFrame) -> str:
 
 
 def throughput_sps(timeline: pd.DataFrame, first_step: int) -> float:
-    """Samples/s over all ranks from `first_step` on, by the rank that took longest; NaN when no step is left."""
+    """Samples/s over all ranks from `first_step` on, by the rank that took longest; NaN when no step is left.
+
+    What lies between steps (evaluation, checkpoints) is in the time.
+    """
     timed = timeline[timeline["step"] >= first_step]
     if timed.empty:
         return float("nan")

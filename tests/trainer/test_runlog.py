@@ -1,5 +1,7 @@
 """What a run leaves: parts survive a torn tail, attempts merge along the surviving lineage, and records come back as they were."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -144,6 +146,14 @@ def test_machine_names_no_host() -> None:
     assert here.memory_gib > 0
     assert here.system.startswith("Linux")
     assert runlog.machine(device="H200", devices=8).devices == 8
+
+
+def test_reading_a_run_does_not_import_torch() -> None:
+    """The process that decides reads records, plans faults and asks the order without torch."""
+    modules = "runlog, parts, order, lanes, faults, streams, config, world"
+    code = f"import sys; from trainer import {modules}; sys.exit('torch' in sys.modules)"
+
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_checkpoint_bytes_are_those_of_the_newest(tmp_path: Path) -> None:
