@@ -5,7 +5,6 @@ People's text, progress and logs go to stderr; `--json` prints one JSON document
 
 import argparse
 import json
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from typing import Any
 
 from validation.errors import ConfigError, InputError, ReleaseError
 
-WARM_WHEN_IDLE = ("mlflow.pytorch", "mlflow.pyfunc", "sklearn.linear_model", "torch.export")  # what calls of a release need, not its ranks
 EXIT_DONE, EXIT_FAULT, EXIT_INPUT, EXIT_REFUSED = 0, 1, 2, 3
 
 
@@ -72,7 +70,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _release(arguments: argparse.Namespace) -> int:
-    settings = _ready()
+    from flows.surroundings import make_ready
+
+    settings = make_ready()
     from flows.plan import ReleaseRequest, prepare
     from infra.store import open_store
 
@@ -88,12 +88,14 @@ def _release(arguments: argparse.Namespace) -> int:
 
 
 def _gate(arguments: argparse.Namespace) -> int:
-    settings = _ready()
-    from flows.release import plan_of, rerun_gate
+    from flows.surroundings import make_ready
+
+    settings = make_ready()
+    from flows.release import request_of, rerun_gate
     from infra.journal import Journal
     from infra.store import open_store
 
-    plan_of(Journal(open_store(settings), arguments.release), settings, arguments.name)
+    request_of(Journal(open_store(settings), arguments.release), arguments.name)  # refuse a typing error before a server starts
     return _decided(rerun_gate(arguments.name, arguments.release, return_state=True), as_json=arguments.json)
 
 
@@ -112,7 +114,7 @@ def _show(arguments: argparse.Namespace) -> int:
     from infra.settings import load_settings
     from infra.store import open_store
 
-    store = open_store(load_settings())
+    store = open_store(load_settings(), writable=False)
     if arguments.release_id:
         _print_release(history.release(store, arguments.release_id), as_json=arguments.json)
         return EXIT_DONE
@@ -125,7 +127,9 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    settings = _ready()
+    from flows.surroundings import make_ready
+
+    settings = make_ready()
     from flows.training import train
 
     record = train(
@@ -152,18 +156,6 @@ def _lab(arguments: argparse.Namespace) -> int:
 
         render_rows(rows, _people(), title="all-reduce scaling lab: 120 ms local compute, ring and straggler terms")
     return EXIT_DONE
-
-
-def _ready() -> Any:
-    """Settings, a quiet environment for everything that is started, and the warm server already importing."""
-    from infra.settings import embedded_environment, load_settings
-
-    settings = load_settings()
-    os.environ.update(embedded_environment(settings))
-    from trainer import ranks
-
-    ranks.warm_up(when_idle=WARM_WHEN_IDLE)
-    return settings
 
 
 def _print_release(document: dict[str, Any], *, as_json: bool) -> None:

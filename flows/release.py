@@ -13,10 +13,11 @@ from flows.gates import Release, fresh_bench, hold_gate, reusable, skip_gate, ut
 from flows.pages import show_gate, show_release
 from flows.plan import ReleasePlan, ReleaseRequest, make_plan, take_plan
 from flows.promote import conclude, ensure_serving
+from flows.surroundings import make_ready
 from infra.journal import Journal
 from infra.pointer import Pointer
 from infra.registry import Registry
-from infra.settings import Settings, load_settings
+from infra.settings import Settings
 from infra.store import ObjectStore, open_store
 from validation.errors import ConfigError
 from validation.policy import GATES
@@ -27,7 +28,7 @@ from validation.verdict import Outcome
 def release(recipe: str = "flights", policy: str = "", world_sizes: list[int] | None = None, drill: str = "") -> Any:
     """Hold every gate, then promote the candidate or keep what serves. `policy` is YAML text laid over the default policy."""
     request = ReleaseRequest(recipe=recipe, policy_text=policy, world_sizes=tuple(world_sizes or ()), drill=drill)
-    settings = load_settings()
+    settings = make_ready()
     store = open_store(settings)
     plan = take_plan(request, settings)
     journal = Journal(store, plan.release_id)
@@ -40,15 +41,15 @@ def release(recipe: str = "flights", policy: str = "", world_sizes: list[int] | 
 @flow(name="rerun-gate", flow_run_name="rerun {gate} of {release_id}", persist_result=False)
 def rerun_gate(gate: str, release_id: str) -> Any:
     """Hold one gate of a release again, and those whose evidence is stale or did not pass; then decide again."""
-    settings = load_settings()
+    settings = make_ready()
     store = open_store(settings)
     journal = Journal(store, release_id)
-    plan = plan_of(journal, settings, gate)
+    plan = make_plan(request_of(journal, gate), settings, release_id=release_id)
     return _conduct(plan, settings, store, journal, fresh=frozenset({gate}))
 
 
-def plan_of(journal: Journal, settings: Settings, gate: str) -> ReleasePlan:
-    """The plan of an earlier release, made again from its own request. Raises ConfigError for an unknown gate or release."""
+def request_of(journal: Journal, gate: str) -> ReleaseRequest:
+    """What an earlier release was asked for. Raises ConfigError for an unknown gate or release."""
     if gate not in GATES:
         raise ConfigError(f"there is no gate '{gate}', so nothing was run. Choose one of: {', '.join(GATES)}.")
     started = journal.latest("started")
@@ -57,8 +58,7 @@ def plan_of(journal: Journal, settings: Settings, gate: str) -> ReleasePlan:
             f"there is no release '{journal.release_id}' in this store, so nothing was run. See `seatrial show` for their ids."
         )
     given = started.payload["request"]
-    request = ReleaseRequest(**{**given, "world_sizes": tuple(given["world_sizes"])})
-    return make_plan(request, settings, release_id=journal.release_id)
+    return ReleaseRequest(**{**given, "world_sizes": tuple(given["world_sizes"])})
 
 
 def _conduct(plan: ReleasePlan, settings: Settings, store: ObjectStore, journal: Journal, *, fresh: frozenset[str]) -> State[Any]:

@@ -1,0 +1,67 @@
+"""A recipe as plain values, for the process that decides and never imports torch. Runs in a warm process."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+
+from trainer.recipe import SPLITS, Card, DataContract, Recipe, Training, code_digest, load_recipe
+from validation.canonical import digest, sha256_hex
+from validation.errors import DataError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecipeFacts:
+    """What the rest of a release has to know about a recipe."""
+
+    path: str  # import path as given
+    name: str
+    card: Card
+    training: Training
+    contract: DataContract
+    slices: tuple[str, ...]
+    cluster: str
+    target_quality: float
+    steps: int  # optimizer updates of a full training
+    code_sha256: str  # sources of the recipe and of what it imports from its own package
+    data_sha256: str  # both splits: ids and contract frames
+    rows: dict[str, int]  # split -> samples
+
+
+def describe(recipe_path: str, folder: str) -> RecipeFacts:
+    """Load a recipe and both splits, check them, and leave the contract frames as `<folder>/<split>.parquet`.
+
+    Raises RecipeError or DataError before anything of a release exists.
+    """
+    recipe = load_recipe(recipe_path)
+    digests: dict[str, str] = {}
+    rows: dict[str, int] = {}
+    for split in SPLITS:
+        frame = _checked_frame(recipe, split)
+        frame.to_parquet(Path(folder) / f"{split}.parquet")
+        digests[split] = sha256_hex(pd.util.hash_pandas_object(frame, index=False).to_numpy().tobytes())
+        rows[split] = len(frame)
+    training = recipe.training
+    positions = rows["train"] * training.epochs
+    return RecipeFacts(
+        path=recipe_path, name=recipe.name, card=recipe.card, training=training, contract=recipe.contract,
+        slices=tuple(recipe.slices), cluster=recipe.cluster, target_quality=recipe.target_quality,
+        steps=-(-positions // training.global_batch_size), code_sha256=code_digest(recipe_path), data_sha256=digest(digests), rows=rows,
+    )  # fmt: skip
+
+
+def _checked_frame(recipe: Recipe, split: str) -> pd.DataFrame:
+    """The split's frame with its sample ids in front, checked against the split itself."""
+    data = recipe.data(split)
+    frame = data.frame
+    if not len(frame) == len(data) == len(data.sample_ids):
+        raise DataError(
+            f"recipe {recipe.name}: split '{split}' has {len(data)} samples, {len(data.sample_ids)} ids and a frame of {len(frame)} rows. "
+            "Slices could not be joined to predictions. Return one frame row and one id for each sample, in the same order."
+        )
+    wanted = {*recipe.slices, recipe.cluster, recipe.contract.label, recipe.contract.event_time}
+    if absent := sorted(wanted - set(frame.columns)):
+        raise DataError(
+            f"recipe {recipe.name}: the frame of split '{split}' has no column {absent}. Add it to the frame or correct the recipe."
+        )
+    return frame.assign(sample_id=data.sample_ids).reset_index(drop=True)
