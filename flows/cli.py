@@ -91,11 +91,13 @@ def _gate(arguments: argparse.Namespace) -> int:
     from flows.surroundings import make_ready
 
     settings = make_ready()
-    from flows.release import request_of, rerun_gate
+    from flows.plan import request_of
     from infra.journal import Journal
     from infra.store import open_store
 
     request_of(Journal(open_store(settings), arguments.release), arguments.name)  # refuse a typing error before a server starts
+    from flows.release import rerun_gate
+
     return _decided(rerun_gate(arguments.name, arguments.release, return_state=True), as_json=arguments.json)
 
 

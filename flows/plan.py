@@ -12,7 +12,7 @@ import flows
 import infra
 import trainer
 import validation
-from infra.journal import new_release_id
+from infra.journal import Journal, new_release_id
 from infra.settings import Settings
 from trainer import ranks
 from trainer.describe import RecipeFacts
@@ -20,7 +20,7 @@ from trainer.lanes import check_world_size
 from trainer.runlog import machine
 from validation.canonical import digest, sha256_hex
 from validation.errors import ConfigError
-from validation.policy import Policy, parse_policy
+from validation.policy import GATES, Policy, parse_policy
 from validation.records import Machine
 
 DRILLS = ("slice-regression",)
@@ -97,6 +97,17 @@ def make_plan(request: ReleaseRequest, settings: Settings, *, release_id: str = 
         release_id=release_id, request=request, facts=facts, policy=policy, world_sizes=world_sizes, folder=folder, machine=here,
         digests=_digests(facts, policy, world_sizes, request, here),
     )  # fmt: skip
+
+
+def request_of(journal: Journal, gate: str) -> ReleaseRequest:
+    """What an earlier release was asked for. Raises ConfigError for an unknown gate or release."""
+    if gate not in GATES:
+        raise ConfigError(f"there is no gate '{gate}', so nothing was run. Choose one of: {', '.join(GATES)}.")
+    started = journal.latest("started")
+    if started is None:
+        raise ConfigError(f"there is no release '{journal.release_id}' in this store, so nothing was run. `seatrial show` lists them.")
+    given = started.payload["request"]
+    return ReleaseRequest(**{**given, "world_sizes": tuple(given["world_sizes"])})
 
 
 def _digests(facts: RecipeFacts, policy: Policy, world_sizes: tuple[int, ...], request: ReleaseRequest, here: Machine) -> dict[str, str]:

@@ -11,7 +11,7 @@ from prefect.states import Completed, Failed
 from flows.candidate import Candidate, candidate_payload, check_fallbacks, find_candidate, last_known_good_uri, make_candidate
 from flows.gates import Release, fresh_bench, hold_gate, reusable, skip_gate, utc_now
 from flows.pages import show_gate, show_release
-from flows.plan import ReleasePlan, ReleaseRequest, make_plan, take_plan
+from flows.plan import ReleasePlan, ReleaseRequest, make_plan, request_of, take_plan
 from flows.promote import conclude, ensure_serving
 from flows.surroundings import make_ready
 from infra.journal import Journal
@@ -19,7 +19,6 @@ from infra.pointer import Pointer
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import ObjectStore, open_store
-from validation.errors import ConfigError
 from validation.policy import GATES
 from validation.verdict import Outcome
 
@@ -46,19 +45,6 @@ def rerun_gate(gate: str, release_id: str) -> Any:
     journal = Journal(store, release_id)
     plan = make_plan(request_of(journal, gate), settings, release_id=release_id)
     return _conduct(plan, settings, store, journal, fresh=frozenset({gate}))
-
-
-def request_of(journal: Journal, gate: str) -> ReleaseRequest:
-    """What an earlier release was asked for. Raises ConfigError for an unknown gate or release."""
-    if gate not in GATES:
-        raise ConfigError(f"there is no gate '{gate}', so nothing was run. Choose one of: {', '.join(GATES)}.")
-    started = journal.latest("started")
-    if started is None:
-        raise ConfigError(
-            f"there is no release '{journal.release_id}' in this store, so nothing was run. See `seatrial show` for their ids."
-        )
-    given = started.payload["request"]
-    return ReleaseRequest(**{**given, "world_sizes": tuple(given["world_sizes"])})
 
 
 def _conduct(plan: ReleasePlan, settings: Settings, store: ObjectStore, journal: Journal, *, fresh: frozenset[str]) -> State[Any]:

@@ -4,6 +4,7 @@ import os
 
 from infra.settings import Settings, embedded_environment, load_settings
 from trainer import ranks
+from validation.errors import ConfigError
 
 # what calls of a release need, but not its ranks
 WHEN_IDLE = ("mlflow.pytorch", "mlflow.pyfunc", "sklearn.linear_model", "torch.export")
@@ -12,6 +13,13 @@ WHEN_IDLE = ("mlflow.pytorch", "mlflow.pyfunc", "sklearn.linear_model", "torch.e
 def make_ready() -> Settings:
     """Read the settings, switch off the telemetry of everything that is started from here, start the warm server. Repeatable."""
     settings = load_settings()
+    try:
+        settings.home.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the home folder {settings.home} cannot be made ({error}). There is no place for local state, so nothing was started. "
+            "Set SEATRIAL_HOME to a folder that this user can write."
+        ) from None
     os.environ.update(embedded_environment(settings))
     ranks.warm_up(when_idle=WHEN_IDLE)
     return settings

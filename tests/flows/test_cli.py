@@ -1,0 +1,114 @@
+"""The command: exit codes, JSON, and bad input that leaves nothing behind."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from flows.cli import main
+
+Capture = pytest.CaptureFixture[str]
+Patch = pytest.MonkeyPatch
+EMPTY_STORE = {"serving": [], "releases": []}
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: Patch) -> Path:
+    """A home of its own, in a path with a space."""
+    folder = tmp_path / "a home"
+    monkeypatch.setenv("SEATRIAL_HOME", str(folder))
+    for name in ("SEATRIAL_STORE", "SEATRIAL_CACHE", "MLFLOW_TRACKING_URI", "PREFECT_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+def test_lab_prints_the_chapters_table_as_json(capsys: Capture) -> None:
+    """`lab --json` reproduces the printed step times and speed-ups, and nothing else reaches stdout."""
+    code = main(["lab", "--workers", "1,2,4,8,16", "--json"])
+
+    rows = json.loads(capsys.readouterr().out)
+    assert code == 0
+    assert [row["step_ms"] for row in rows] == [120.3, 125.7, 131.4, 137.8, 145.6]
+    assert [row["speedup"] for row in rows] == [1.0, 1.9, 3.7, 7.0, 13.2]
+
+
+def test_show_of_an_empty_store_is_an_empty_document(home: Path, capsys: Capture) -> None:
+    """Nothing was released: `show --json` says so, exits 0 and makes no file."""
+    code = main(["show", "--json"])
+
+    assert (code, json.loads(capsys.readouterr().out)) == (0, EMPTY_STORE)
+    assert not home.exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        pytest.param(["release", "no_such_module:recipe"], "no_such_module", id="unknown module"),
+        pytest.param(["release", "nope"], "neither shipped", id="unknown short name"),
+        pytest.param(["release", "half_recipe:recipe"], "loss", id="a member is missing"),
+        pytest.param(["release", "tiny_recipe:recipe", "--world-sizes", "16"], "lanes", id="more ranks than lanes"),
+        pytest.param(["release", "tiny_recipe:recipe", "--world-sizes", "two"], "whole numbers", id="world sizes in words"),
+        pytest.param(["release", "tiny_recipe:recipe", "--drill", "fire"], "slice-regression", id="unknown drill"),
+        pytest.param(["release", "tiny_recipe:recipe", "--policy", "absent.yaml"], "absent.yaml", id="no policy file"),
+        pytest.param(["gate", "speed", "--release", "tiny-20260101-000000-aaaa"], "Choose one of", id="unknown gate"),
+        pytest.param(["gate", "scaling", "--release", "tiny-20260101-000000-aaaa"], "no release", id="unknown release"),
+        pytest.param(["show", "tiny-20260101-000000-aaaa"], "no release", id="show an unknown release"),
+        pytest.param(["train", "tiny_recipe:recipe", "--fault", "kill:rank=x"], "kill:rank=1", id="unreadable fault"),
+        pytest.param(["train", "tiny_recipe:recipe", "--world-size", "9"], "lanes", id="train on more ranks than lanes"),
+        pytest.param(["train", "tiny_recipe:recipe", "--steps", "0"], "at least 1", id="no steps"),
+        pytest.param(["lab", "--workers", "0"], "workers", id="no workers"),
+    ],
+)
+def test_bad_input_exits_2_and_says_what_to_do(arguments: list[str], says: str, home: Path, capsys: Capture) -> None:
+    """A mistake a person can mend: exit code 2, the reason on stderr, stdout empty, no release begun."""
+    code = main(arguments)
+
+    shown = capsys.readouterr()
+    assert (code, shown.out) == (2, "")
+    assert says in shown.err
+    assert not list(home.glob("store/releases/*"))
+
+
+@pytest.mark.parametrize(
+    ("policy", "says"),
+    [
+        pytest.param("scaling: {efficency_floor: 0.5}", "scaling.efficency_floor", id="unknown key"),
+        pytest.param("scaling: {efficiency_floor: 1.5}", "scaling.efficiency_floor", id="impossible threshold"),
+        pytest.param("scaling: {efficiency_floor: .nan}", "scaling.efficiency_floor", id="NaN threshold"),
+        pytest.param("required: []", "no gate", id="nothing required"),
+        pytest.param("required: [speed]", "speed", id="unknown gate required"),
+        pytest.param("{", "not YAML", id="not YAML"),
+        pytest.param("- 1", "keys and values", id="a list"),
+    ],
+)
+def test_a_policy_that_cannot_work_is_refused(policy: str, says: str, tmp_path: Path, home: Path, capsys: Capture) -> None:
+    """A policy with an unknown key or an impossible threshold starts nothing."""
+    (tmp_path / "policy.yaml").write_text(policy)
+
+    code = main(["release", "tiny_recipe:recipe", "--policy", str(tmp_path / "policy.yaml")])
+
+    assert code == 2
+    assert says in capsys.readouterr().err
+    assert not list(home.glob("store/releases/*"))
+
+
+def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    """The store's folder lies under a file: exit 2, and the message names the folder."""
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SEATRIAL_STORE", str(tmp_path / "file" / "store"))
+
+    code = main(["release", "tiny_recipe:recipe"])
+
+    assert code == 2
+    assert "store" in capsys.readouterr().err
+
+
+def test_train_prints_the_same_digests_at_every_world_size_and_after_a_kill(capsys: Capture) -> None:
+    """`train --json`: one process, four ranks, and four ranks of which one is killed end with the same bytes."""
+    runs = []
+    for options in (["--world-size", "1"], ["--world-size", "4"], ["--world-size", "4", "--fault", "kill:rank=3,step=4,phase=backward"]):
+        assert main(["train", "tiny_recipe:recipe", "--steps", "6", "--json", *options]) == 0
+        runs.append(json.loads(capsys.readouterr().out))
+
+    assert len({(run["state_sha256"], run["ledger_sha256"]) for run in runs}) == 1
+    assert [len(run["recoveries"]) for run in runs] == [0, 0, 1]
