@@ -24,6 +24,7 @@ from validation.slice_stats import Bounds, Cells, Floats, bounds, cells, mean_by
 
 PASSED, FAILED, UNCERTAIN, UNDECIDABLE = "pass", "fail", "inconclusive", "not decidable, n too small"
 CALIBRATION = "calibration"  # stands in the place of a reference
+INCUMBENT = "last_known_good"  # the one reference that the candidate need not beat: it is of its own kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,8 @@ class Comparisons:
 
     family: int  # m: comparisons that share the confidence
     samples: int
-    overall: tuple[Comparison, ...]  # the whole judge set against each reference
+    overall: tuple[Comparison, ...]  # utility on the whole judge set against each reference
+    superiority: tuple[Comparison, ...]  # better than baseline and rule? `column` is the measure: "utility" or "log loss"
     utility: tuple[Comparison, ...]  # every large enough slice against each reference
     calibration: tuple[Comparison, ...]
     facts: tuple[SliceFacts, ...]  # of the slices with at least min_n samples
@@ -87,6 +89,7 @@ def compare(records: SliceRecords, policy: SlicePolicy, outcomes: pd.DataFrame) 
         family=measure.family,
         samples=len(outcomes),
         overall=tuple(measure.utilities("", everything, np.array([True]))),
+        superiority=tuple(measure.superiorities(everything)),
         utility=tuple(item for column in groups for item in measure.utilities(column, groups[column], large[column])),
         calibration=tuple(item for column in groups for item in measure.calibrations(column, groups[column], large[column])),
         facts=tuple(item for column in groups for item in _facts(column, groups[column], large[column], outcomes, records.contenders)),
@@ -123,9 +126,29 @@ class _Measure:
         status = _status(good=high <= limit, bad=low > limit, wide=~(reach.family <= limit), suspect=gap - reach.plain > limit)
         yield from _rows(column, group, keep, CALIBRATION, (gap, low, high), status, limit=limit, scale=1.0)
 
-    def _estimate(self, group: Cells, values: Floats) -> tuple[Floats, Bounds]:
-        error = standard_error(group, values)
-        return mean_by_slice(group, values), bounds(group, error, confidence=self.policy.confidence.value, family=self.family)
+    def superiorities(self, everything: Cells) -> Iterable[Comparison]:
+        """Is the candidate better on the whole than those it has to justify its cost against? By either of two measures.
+
+        Utility counts one action at one threshold and is noisy; log loss is a proper score, better at any threshold, and on flights
+        three times as sharp. Showing either is enough, so each is tested at half of 1 - confidence.
+        """
+        half = 1 - (1 - self.policy.confidence.value) / 2
+        for reference in self.references:
+            gains = {
+                "utility": _numbers(self.outcomes, "utility_candidate") - _numbers(self.outcomes, f"utility_{reference}"),
+                "log loss": _numbers(self.outcomes, f"loss_{reference}") - _numbers(self.outcomes, "loss_candidate"),
+            }
+            for name, gain in gains.items():
+                if reference != INCUMBENT and np.isfinite(gain).all():  # a contender that was sure and wrong has no mean log loss
+                    mean, reach = self._estimate(everything, gain, confidence=half)
+                    low, high = mean - reach.plain, mean + reach.family
+                    status = [PASSED if low[0] > 0 else FAILED if high[0] <= 0 else UNCERTAIN]
+                    estimate, keep = (mean, low, high), np.array([True])
+                    yield from _rows(name, everything, keep, reference, estimate, status, limit=0.0, scale=float(gain.std()))
+
+    def _estimate(self, group: Cells, values: Floats, *, confidence: float | None = None) -> tuple[Floats, Bounds]:
+        error, level = standard_error(group, values), confidence or self.policy.confidence.value
+        return mean_by_slice(group, values), bounds(group, error, confidence=level, family=self.family)
 
 
 def _status(

@@ -11,6 +11,7 @@ def slice_tables(records: SliceRecords, found: Comparisons) -> tuple[Table, ...]
     """Contenders overall, utility by slice, differences with intervals, calibration, and what was too small to judge."""
     return (
         _contenders(records, found),
+        _superiority(records, found),
         _utilities(records, found),
         _differences(records, found),
         _calibration(found),
@@ -68,6 +69,16 @@ def _contenders(records: SliceRecords, found: Comparisons) -> Table:
     unit = records.utility_unit
     columns = ("contender", records.quality_name, f"utility ({unit})", "log loss (nats)", "candidate's difference", "low", "high")
     return Table(title="Contenders on the whole judge set", columns=columns, rows=tuple(rows))
+
+
+def _superiority(records: SliceRecords, found: Comparisons) -> Table:
+    units = {"utility": records.utility_unit, "log loss": "nats"}
+    rows = tuple(
+        (item.reference, f"{item.column} ({units[item.column]})", item.observed, item.low, item.high, item.status)
+        for item in found.superiority
+    )
+    columns = ("against", "measure", "candidate is better by", "low", "high", "status")
+    return Table(title="Is the candidate better on the whole?", columns=columns, rows=rows)
 
 
 def _utilities(records: SliceRecords, found: Comparisons) -> Table:

@@ -14,7 +14,7 @@ import pandas as pd
 from validation.errors import EvidenceError
 from validation.policy import SlicePolicy
 from validation.records import SliceRecords
-from validation.slice_comparisons import FAILED, PASSED, UNCERTAIN, UNDECIDABLE, Comparison, Comparisons, compare
+from validation.slice_comparisons import CALIBRATION, FAILED, INCUMBENT, PASSED, UNCERTAIN, UNDECIDABLE, Comparison, Comparisons, compare
 from validation.slice_stats import cells
 from validation.slice_tables import slice_plots, slice_tables
 from validation.verdict import Check, GateVerdict, check, conclude, controlled, inconclusive
@@ -24,7 +24,7 @@ MEASURES = ("utility", "loss", "confidence", "hit")
 MIN_LATENCIES = 20  # below, the 95th percentile is the maximum by another name
 MIN_PLANT_CLUSTERS = 10  # a control in a slice of a few clusters would test Student's t, not the gate
 PASS_OF = {PASSED: True, FAILED: False, UNCERTAIN: None, UNDECIDABLE: None}
-SEVERITY = {PASSED: 0, UNCERTAIN: 1, FAILED: 2}
+SEVERITY = {PASSED: 0, UNDECIDABLE: 1, UNCERTAIN: 1, FAILED: 2}
 
 
 def judge_slices(records: SliceRecords, policy: SlicePolicy) -> GateVerdict:
@@ -80,8 +80,8 @@ def _soundness(records: SliceRecords, outcomes: pd.DataFrame) -> Iterable[Check]
     """Checks that have to pass before anything can be compared."""
     yield _present("samples", len(outcomes) > 0, "at least one judged sample", "run the slice probe: no outcome was recorded")
     yield _present("slice columns", len(records.slices) > 0, "at least one", "name slice columns in the recipe")
-    complete = records.contenders[:1] == ("candidate",) and len(records.contenders) > 1
-    yield _present("contenders", complete, "the candidate and at least one reference", "score the candidate, the baseline and the rule")
+    complete = records.contenders[:1] == ("candidate",) and bool(set(records.contenders[1:]) - {INCUMBENT})
+    yield _present("contenders", complete, "the candidate, and baseline or rule", "score the candidate, the baseline and the rule")
     absent = [column for column in ("sample_id", "cluster", *records.slices) if column not in outcomes]
     yield _present("columns of the outcomes", not absent, f"present: {', '.join(absent)}", "record these columns in the slice probe")
     for contender in records.contenders:
@@ -148,15 +148,16 @@ def _whole_checks(records: SliceRecords, policy: SlicePolicy) -> Iterable[Check]
 
 
 def _overall_checks(records: SliceRecords, found: Comparisons, policy: SlicePolicy) -> Iterable[Check]:
-    """The candidate has to beat the baseline and the rule, and may not fall behind what serves by more than the margin."""
+    """On the whole the candidate may fall behind nobody by more than the margin, and has to be better than baseline and rule."""
     for item in found.overall:
-        incumbent = item.reference == "last_known_good"
-        interval = None if math.isnan(item.low) else (item.low, item.high)
-        yield check(
-            f"overall utility against {item.reference}", None if interval is None else item.observed, ">=" if incumbent else ">",
-            item.limit if incumbent else 0.0, unit=records.utility_unit, interval=interval,
-            source=policy.margin.source if incumbent else "a model has to be worth more than what it replaces",
-            action=f"keep {item.reference} in service: the candidate is not shown to be better",
+        yield _comparison_check(item, f"overall utility against {item.reference}", records.utility_unit, policy.margin.source)
+    for reference in dict.fromkeys(item.reference for item in found.superiority):
+        best = min((item for item in found.superiority if item.reference == reference), key=_rank)
+        yield Check(
+            name=f"overall superiority over {reference}", observed=best.observed, threshold=0.0, passed=PASS_OF[best.status],
+            unit=records.utility_unit if best.column == "utility" else "nats", comparison=">", where=f"by {best.column}",
+            interval=(best.low, best.high), source="a trained model has to be worth more than what needs no training",
+            action=f"keep what serves: the candidate is not shown to be better than the {reference}, by utility or by log loss",
         )  # fmt: skip
 
 
@@ -165,11 +166,11 @@ def _slice_checks(records: SliceRecords, found: Comparisons, policy: SlicePolicy
     slices = list(dict.fromkeys(item.slice_name for item in found.utility))
     worst = [item for name in slices if (item := _worst([item for item in found.utility if item.slice_name == name]))]
     for item in sorted(worst, key=_rank, reverse=True):
-        yield _comparison_check(item, f"utility of {item.slice_name} against {item.reference}", records.utility_unit, policy)
+        yield _comparison_check(item, f"utility of {item.slice_name} against {item.reference}", records.utility_unit, policy.margin.source)
     for column in records.slices:
         gap = _worst([item for item in found.calibration if item.column == column and item.status != UNDECIDABLE])
         if gap:
-            yield _comparison_check(gap, f"calibration gap by {column}", "", policy)
+            yield _comparison_check(gap, f"calibration gap by {column}", "", policy.calibration_max.source)
         yield _coverage_check(found, column, policy)
 
 
@@ -184,14 +185,14 @@ def _worst(rivals: Sequence[Comparison]) -> Comparison | None:
     return None if worst and worst.status == PASSED and len(decided) < len(rivals) else worst
 
 
-def _comparison_check(item: Comparison, name: str, unit: str, policy: SlicePolicy) -> Check:
-    calibration = not name.startswith("utility")
+def _comparison_check(item: Comparison, name: str, unit: str, source: str) -> Check:
+    calibration = item.reference == CALIBRATION
+    more = f"collect more outcomes of {item.slice_name}: what there is does not decide between good and bad"
+    look = f"look at {item.slice_name}: what changed in its data since training; recalibrate or train again with more of it"
     return Check(
-        name=name, observed=item.observed, threshold=item.limit, unit=unit, passed=PASS_OF[item.status],
+        name=name, observed=item.observed, threshold=item.limit, unit=unit, passed=PASS_OF[item.status], source=source,
         comparison="<=" if calibration else ">=", where=item.slice_name if calibration else f"n={item.n}", interval=(item.low, item.high),
-        source=(policy.calibration_max if calibration else policy.margin).source,
-        action=f"collect more outcomes of {item.slice_name}: they decide between good and bad" if item.status == UNCERTAIN
-        else f"look at {item.slice_name}: what changed in its data since training; recalibrate or train again with more of it",
+        action=look if item.status == FAILED else more,
     )  # fmt: skip
 
 

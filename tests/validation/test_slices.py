@@ -118,12 +118,40 @@ def test_a_slice_is_judged_from_min_n_on(n: int, judged_slices: int) -> None:
     assert sum(item.name.startswith("utility of carrier=") for item in found.checks) == judged_slices
 
 
-def test_better_in_every_slice_is_not_enough_overall() -> None:
-    """No better than the baseline on the whole: nothing speaks for the larger model."""
+def test_no_better_than_the_baseline_on_the_whole_is_inconclusive() -> None:
+    """Not worse anywhere, but nothing speaks for a trained model either."""
     verdict = judged(outcomes(better=0.0, days=200))
 
-    assert verdict.outcome is not Outcome.PASS
-    assert named(verdict, "overall utility against baseline").passed is not True
+    assert verdict.outcome is Outcome.INCONCLUSIVE
+    assert named(verdict, "overall utility against baseline").passed is True
+    assert named(verdict, "overall superiority over baseline").passed is None
+
+
+def test_a_better_log_loss_shows_superiority_where_utility_is_too_noisy() -> None:
+    """A proper score is the sharper measure of the two, and one of them is enough."""
+    frame = outcomes(better=0.0, days=200)
+    frame["loss_candidate"] = 0.48 + 0.1 * np.random.default_rng(5).normal(size=len(frame))
+    item = named(judged(frame), "overall superiority over baseline")
+
+    assert item.passed is True
+    assert (item.where, item.unit) == ("by log loss", "nats")
+
+
+def test_worse_by_both_measures_fails_superiority() -> None:
+    """Surely worse in utility and in log loss is a fail, not a lack of evidence."""
+    frame = outcomes(better=-0.3, days=200).assign(loss_candidate=0.6)
+
+    assert named(judged(frame), "overall superiority over baseline").passed is False
+
+
+def test_the_last_known_good_version_need_not_be_beaten() -> None:
+    """Against what serves now the candidate has to be no worse; a retrained model is rarely better."""
+    frame = outcomes()
+    for measure in ("utility", "loss", "confidence", "hit"):
+        frame[f"{measure}_last_known_good"] = frame[f"{measure}_candidate"]
+    verdict = judged(frame, contenders=("candidate", "last_known_good", "baseline"))
+
+    assert [item.name for item in verdict.checks if "superiority" in item.name] == ["overall superiority over baseline"]
 
 
 @pytest.mark.parametrize("measure", ["utility", "loss", "confidence", "hit"])
@@ -166,9 +194,13 @@ def test_missing_evidence_is_inconclusive(spoil: Callable[[pd.DataFrame], pd.Dat
     assert verdict.reason.startswith(said)
 
 
-@pytest.mark.parametrize("contenders", [(), ("candidate",), ("baseline", "rule")], ids=["none", "alone", "no-candidate"])
+@pytest.mark.parametrize(
+    "contenders",
+    [(), ("candidate",), ("baseline", "rule"), ("candidate", "last_known_good")],
+    ids=["none", "alone", "no-candidate", "incumbent-only"],
+)
 def test_without_somebody_to_compare_with_it_is_inconclusive(contenders: tuple[str, ...]) -> None:
-    """The candidate needs at least one reference."""
+    """The candidate needs the baseline or the rule beside it; being like what serves is not enough."""
     assert judge_slices(replace(slice_records(), contenders=contenders), SLICE_POLICY).outcome is Outcome.INCONCLUSIVE
 
 
@@ -285,8 +317,8 @@ def test_tables_and_plots_show_every_judged_slice() -> None:
     """A reader sees n, base rate, utilities, differences with intervals and calibration by slice."""
     verdict = judged()
 
-    assert [row[0] for row in verdict.tables[1].rows] == ["carrier=AA", "carrier=UA"]
-    assert len(verdict.tables[2].rows) == 4
+    assert [row[0] for row in verdict.tables[2].rows] == ["carrier=AA", "carrier=UA"]
+    assert len(verdict.tables[3].rows) == 4
     assert [series.name for series in verdict.plots[0].series] == ["against baseline", "against rule"]
     assert all(len(series.x) == len(series.low) == len(series.high) == 2 for series in verdict.plots[0].series)
 
