@@ -2,7 +2,7 @@
 
 import random
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -24,7 +24,7 @@ from validation.records import (
 )
 
 CALL_DEADLINE_S = 600.0
-PLANTED_DELAY = 4.0  # planted straggler: this many typical steps late
+PLANTED_DELAY = 3.0  # the planted straggler idles its peer this many times longer than the policy's limit allows
 Say = Callable[[str], None]
 
 
@@ -114,14 +114,14 @@ def probe_recovery(bench: Bench) -> RecoveryRecords:
     plan, policy = bench.plan, bench.plan.policy.kill_and_resume
     steps, widest = min(policy.steps.value, plan.facts.steps), max(plan.world_sizes)
     every = max(1, steps // 5)
-    faults = kill_schedule(seed=plan.facts.training.seed, kills=policy.kills.value, steps=steps, world_size=widest)
+    faults = kill_schedule(seed=plan.facts.training.seed, kills=policy.kills.value, first=every + 1, steps=steps, world_size=widest)
     resumed = tuple(widest if attempt % 2 else max(1, widest // 2) for attempt in range(1, len(faults)))
     common: dict[str, object] = {"steps": steps, "checkpoint_every": every}
     twin, twin_folder = bench.run("twin", world_size=widest, **common)
     killed, killed_folder = bench.run(
         "killed", world_size=widest, faults=faults, max_restarts=len(faults), resume_world_sizes=(widest, *resumed), **common
     )
-    late = replace(faults[0], rank=0, phase="backward")
+    late = replace(faults[-1], rank=0, phase="backward", attempt=0)
     planted, planted_folder = bench.run("planted", world_size=1, faults=(late,), max_restarts=1, defect="repeat_batch_on_resume", **common)
     return RecoveryRecords(
         twin=twin,
@@ -136,11 +136,11 @@ def probe_recovery(bench: Bench) -> RecoveryRecords:
     )
 
 
-def kill_schedule(*, seed: int, kills: int, steps: int, world_size: int) -> tuple[Fault, ...]:
-    """Seeded kills, one an attempt, at ever later steps, each in another phase; never in the first step, never in the last."""
+def kill_schedule(*, seed: int, kills: int, first: int, steps: int, world_size: int) -> tuple[Fault, ...]:
+    """Seeded kills, one an attempt, at ever later steps from `first` on (a checkpoint is sealed by then), each in another phase."""
     phases = ("backward", "collective", "optimizer", "forward", "data", "checkpoint")
     draw = random.Random(seed)
-    edges = [1 + (steps - 2) * i // kills for i in range(kills + 1)]
+    edges = [first + (steps - 1 - first) * i // kills for i in range(kills + 1)]
     return tuple(
         Fault(
             kind="kill",
@@ -174,8 +174,8 @@ def probe_scaling(bench: Bench, candidate_folder: Path) -> ScalingRecords:
         for world_size, reduction in turned:
             run, folder = bench.run(f"w{world_size}-{reduction}-r{repeat}", world_size=world_size, reduction=reduction, **steps)
             points.append(scaling_point(run, runlog.load_timeline(folder), repeat, policy.warmup_steps.value))
-    typical_ms = statistics.median(point.step_ms_p50 for point in points if point.world_size == min(plan.world_sizes))
-    slow = Fault(kind="delay", rank=1, step=0, phase="forward", ms=PLANTED_DELAY * typical_ms)
+    delay_ms = straggler_delay_ms(points, policy.idle_share_max.value)
+    slow = Fault(kind="delay", rank=1, step=0, phase="forward", ms=delay_ms)
     run, folder = bench.run("planted-straggler", world_size=2, faults=(slow,), **{**steps, "steps": policy.warmup_steps.value + 5})
     return ScalingRecords(
         points=tuple(points),
@@ -185,11 +185,17 @@ def probe_scaling(bench: Bench, candidate_folder: Path) -> ScalingRecords:
         curve=runlog.load_curve(candidate_folder),
         quality_name=plan.facts.card.quality_name,
         target_quality=plan.facts.target_quality,
-        planted_defect=f"rank 1 of 2 is {PLANTED_DELAY:g} typical steps late in every forward pass",
+        planted_defect=f"rank 1 of 2 is {delay_ms:.0f} ms late in every forward pass",
         planted=(scaling_point(run, runlog.load_timeline(folder), 0, policy.warmup_steps.value),),
         planted_rank=1,
         worker_seconds=bench.worker_seconds,
     )
+
+
+def straggler_delay_ms(points: Sequence[ScalingPoint], idle_share_max: float) -> float:
+    """A delay that makes rank 0 of 2 idle for clearly more than the allowed share of a step: share = delay / (step + delay)."""
+    step_ms = max(statistics.median(point.step_ms_p50 for point in points if point.world_size == w) for w in {p.world_size for p in points})
+    return PLANTED_DELAY * step_ms * idle_share_max / max(1 - idle_share_max, 0.01)
 
 
 def scaling_point(run: RunRecord, timeline: Frame, repeat: int, warmup_steps: int) -> ScalingPoint:

@@ -27,6 +27,7 @@ DECISION_WORDS = {"promoted": "Promoted", "fell_back": "Refused", "held": "Held"
 SERVING_WORDS = {"candidate": "candidate", "last_known_good": "last known-good", "baseline": "baseline"}
 FOLD_CHECKS = 8  # more passed checks than these are folded away behind the failed ones
 FOLD_ROWS = 14  # longer tables that stand beside no plot are folded
+TOLD = 2  # refusing gates whose reasons the headline quotes; the others are named
 SHOWN_PX = 640  # width of a plot on the page
 
 
@@ -105,10 +106,12 @@ def headline(report: ReleaseReport) -> str:
         others = ", ".join(f"{line.verdict.gate} {_state(line)}" for line in by_urgency(report) if not is_passed(line))
         return f"Promoted: {tally}{f'; {others}, which the policy does not require' if others else ''}."
     word = DECISION_WORDS[report.decision]
-    worst = by_urgency(report)[:1]
-    if not worst or is_passed(worst[0]):
+    refusing = [line for line in by_urgency(report) if not is_passed(line)]
+    if not refusing:
         return wording.stopped(f"{word}: {report.reason or tally}")
-    return wording.stopped(f"{word}: {worst[0].verdict.gate} {_state(worst[0])}: {worst[0].verdict.reason}")
+    told = "; ".join(f"{line.verdict.gate} {_state(line)}: {line.verdict.reason}" for line in refusing[:TOLD])
+    others = ", ".join(line.verdict.gate for line in refusing[TOLD:])
+    return wording.stopped(f"{word}: {told}{f'; also {others}' if others else ''}")
 
 
 def _state(line: GateLine) -> str:

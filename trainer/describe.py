@@ -1,13 +1,14 @@
 """A recipe as plain values, for the process that decides and never imports torch. Runs in a warm process."""
 
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
 
-from trainer.recipe import SPLITS, Card, DataContract, Recipe, Training, code_digest, load_recipe
+from trainer.recipe import SPLITS, Card, DataContract, Recipe, SplitData, Training, code_digest, load_recipe
 from validation.canonical import digest, sha256_hex
-from validation.errors import DataError
+from validation.errors import DataError, RecipeError, ReleaseError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ def describe(recipe_path: str, folder: str) -> RecipeFacts:
 
 def _checked_frame(recipe: Recipe, split: str) -> pd.DataFrame:
     """The split's frame with its sample ids in front, checked against the split itself."""
-    data = recipe.data(split)
+    data = _loaded(recipe, split)
     frame = data.frame
     if not len(frame) == len(data) == len(data.sample_ids):
         raise DataError(
@@ -65,3 +66,16 @@ def _checked_frame(recipe: Recipe, split: str) -> pd.DataFrame:
             f"recipe {recipe.name}: the frame of split '{split}' has no column {absent}. Add it to the frame or correct the recipe."
         )
     return frame.assign(sample_id=data.sample_ids).reset_index(drop=True)
+
+
+def _loaded(recipe: Recipe, split: str) -> SplitData:
+    try:
+        return recipe.data(split)
+    except ReleaseError:
+        raise
+    except Exception as error:
+        trace = "".join(traceback.format_exception(error)[-2:]).rstrip()
+        raise RecipeError(
+            f"recipe {recipe.name}: data('{split}') raised {type(error).__name__}: {error}. There is nothing to train on, so nothing was "
+            f"started. Mend the recipe's loader:\n{trace}"
+        ) from error

@@ -17,8 +17,8 @@ class ReleaseDecision:
     decision: Literal["promoted", "fell_back", "held"]
     serving_kind: Literal["candidate", "last_known_good", "baseline", "none"]
     serving_version: str  # "" when nothing verified can serve, or the candidate has no version yet
-    reason: str  # the first gate that did not pass, in its own words
-    action: str  # what to do next; "" when promoted
+    reason: str  # every required gate that did not pass, in its own words
+    action: str  # the first one's next step; "" when promoted
 
 
 def decide(
@@ -29,13 +29,15 @@ def decide(
     A gate that is missing did not pass, nor did one whose control was missed; of several verdicts of one gate all have to pass.
     No required gate at all promotes nothing. Fallbacks are tried in the order last known-good, baseline, whatever their order here.
     """
-    refusal = _refusal(verdicts, required)
-    if refusal is None:
+    refusals = [refusal for gate in dict.fromkeys(required) if (refusal := _refusal(verdicts, gate)) is not None]
+    if not required:
+        refusals = [("no gate is required by the policy, so nothing speaks for the candidate", "name required gates in the policy")]
+    if not refusals:
         passed = f"{len(set(required))} of {len(set(required))} required gates pass: {', '.join(dict.fromkeys(required))}"
         return ReleaseDecision(
             decision="promoted", serving_kind="candidate", serving_version=candidate_version, reason=passed, action=""
         )  # fmt: skip
-    reason, action = refusal
+    reason, action = "; ".join(reason for reason, _ in refusals), refusals[0][1]
     for kind in FALLBACK_ORDER:
         for item in fallbacks:
             if item.kind == kind and item.version and item.loaded and item.predicted:
@@ -49,17 +51,14 @@ def decide(
     )  # fmt: skip
 
 
-def _refusal(verdicts: Sequence[GateVerdict], required: Sequence[str]) -> tuple[str, str] | None:
-    """Reason and action of the first required gate that did not pass; None when all did."""
-    if not required:
-        return "no gate is required by the policy, so nothing speaks for the candidate", "name required gates in the policy"
-    for gate in required:
-        mine = [verdict for verdict in verdicts if verdict.gate == gate]
-        if not mine:
-            return f"{gate} has no verdict", f"run `seatrial gate {gate}` for this release"
-        for verdict in mine:
-            if verdict.outcome is not Outcome.PASS:
-                return f"{gate} is {verdict.outcome}: {verdict.reason}", verdict.action
-            if verdict.control is not None and not verdict.control.caught:
-                return f"{gate} passed but missed its control: {verdict.control.detail}", f"mend the probe of {gate} and run it again"
+def _refusal(verdicts: Sequence[GateVerdict], gate: str) -> tuple[str, str] | None:
+    """Reason and action of a required gate that did not pass; None when it did."""
+    mine = [verdict for verdict in verdicts if verdict.gate == gate]
+    if not mine:
+        return f"{gate} has no verdict", f"run `seatrial gate {gate}` for this release"
+    for verdict in mine:
+        if verdict.outcome is not Outcome.PASS:
+            return f"{gate} is {verdict.outcome}: {verdict.reason}", verdict.action
+        if verdict.control is not None and not verdict.control.caught:
+            return f"{gate} passed but missed its control: {verdict.control.detail}", f"mend the probe of {gate} and run it again"
     return None

@@ -5,6 +5,7 @@ read with suspicion: a success without a value that was looked at is a failure. 
 a failure too.
 """
 
+import logging
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -63,6 +64,7 @@ def _validated(frame: pd.DataFrame, asks: Iterable[Ask]) -> list[Expectation]:
     """Put all asks to the library as one suite on one frame. The library is imported here: cold it takes 3 to 20 s."""
     import great_expectations as gx
 
+    logging.getLogger("great_expectations").setLevel(logging.WARNING)  # it announces every temporary folder
     planned = list(asks)
     context = gx.get_context(mode="ephemeral")
     context.enable_analytics(False)
@@ -133,7 +135,7 @@ def _prepared(frame: pd.DataFrame, spec: ContractSpec) -> pd.DataFrame:
     for column, rule in spec.columns.items():
         if rule.allowed and column in kept and kind_of(kept[column]) == "number":
             kept[column] = kept[column].astype(str).where(kept[column].notna())
-    return kept
+    return kept.astype({column: np.float64 for column in kept if kept[column].dtype == np.float32})  # limits may be beyond float32
 
 
 def _copies_of_label(rows: pd.DataFrame, spec: ContractSpec) -> list[Expectation]:

@@ -1,9 +1,10 @@
 """The ways in which this pipeline is known to fail: rows of the readiness rubric, each with a drill of the same name.
 
 rank_killed         SIGKILLs of kill_and_resume            slice_regression    slice_quality's positive control
-hang                one rank leaves out an all-reduce      torn_checkpoint     SIGKILL while a checkpoint is written
+hang                one rank stops before a collective     torn_checkpoint     SIGKILL while a checkpoint is written
 wrong_gradient      gradient_equivalence's control         bad_release_served  the fallbacks loaded and asked
 straggler           scaling's control                      bad_data            data_contract's control
+skipped_collective  one rank leaves out an all-reduce
 """
 
 from validation.records import FailureMode
@@ -26,9 +27,14 @@ def default_modes(owner: str) -> tuple[FailureMode, ...]:
             "recovery takes longer than the policy's budget_s, or max_restarts are used up",
         ),
         mode(
-            "hang", "the group's deadline and the collective time-out; the report names each rank's last event",
+            "hang", "the group's deadline; the report names each rank's last event and current line",
             "kill the group, read who did not enter the collective, restart from the last sealed checkpoint",
             "the same rank hangs at the same step a second time",
+        ),
+        mode(
+            "skipped_collective", "every exact reduction carries its step: the next one finds the ranks out of step",
+            "the update is not made and the group is ended; look at the rank that is ahead, then restart from the last sealed checkpoint",
+            "the same rank skips a second time: its data or its exception handling decides on its own",
         ),
         mode(
             "wrong_gradient", "gradient_equivalence: bits across world sizes, error against float64",
@@ -56,7 +62,7 @@ def default_modes(owner: str) -> tuple[FailureMode, ...]:
             "no checkpoint of the run verifies: start from the beginning, never from unverified bytes",
         ),
         mode(
-            BAD_RELEASE, "the serving monitor, and whoever is on call",
+            BAD_RELEASE, "before each decision the fallbacks are loaded and asked for a prediction",
             "roll back the serving pointer to the last known-good version, or to the baseline",
             "the fallback does not load or gives no finite prediction: release nothing until one does",
         ),

@@ -136,7 +136,8 @@ def _overlaid(base: dict[str, Any], over: Mapping[str, Any], name: str, path: st
     for key, value in over.items():
         at = f"{path}{key}"
         if key not in base:
-            raise ConfigError(f"{name} has the unknown key '{at}'. It would be ignored, so nothing was started. Use one of: {', '.join(base)}.")
+            known = ", ".join(base)
+            raise ConfigError(f"{name} has the unknown key '{at}'. It would be ignored, so nothing was started. Use one of: {known}.")
         inner = base[key]
         section = isinstance(inner, dict) and "value" not in inner
         if section and not isinstance(value, Mapping):

@@ -182,7 +182,7 @@ FAILED, PASSED, UNKNOWN = (
             "promoted", (PASSED, FAILED), (), "Promoted: one of two gates pass; scaling failed, which the policy does not require.",
             id="a gate that is not required failed",
         ),
-        pytest.param("fell_back", (PASSED, UNKNOWN, FAILED), (), "Refused: scaling failed: why.", id="failed before inconclusive"),
+        pytest.param("fell_back", (PASSED, UNKNOWN, FAILED), (), "Refused: scaling failed: why; slice_quality is inconclusive: why.", id="failed before inconclusive"),
         pytest.param("fell_back", (PASSED, UNKNOWN), (), "Refused: slice_quality is inconclusive: why.", id="inconclusive"),
         pytest.param("held", (FAILED,), ("readiness",), "Held: scaling failed: why.", id="held"),
         pytest.param("held", (PASSED,), (), "Held: the pointer moved.", id="held though every gate passed"),

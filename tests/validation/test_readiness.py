@@ -38,7 +38,7 @@ def test_an_operable_release_passes_with_full_points() -> None:
     verdict = judged()
 
     assert verdict.outcome is Outcome.PASS
-    assert verdict.reason == "19 of 19 points, no critical item open"
+    assert verdict.reason == "21 of 21 points, no critical item open"
     assert verdict.control is not None
     assert verdict.control.caught
     assert verdict.control.expected.startswith("rank_killed has")
@@ -47,7 +47,7 @@ def test_an_operable_release_passes_with_full_points() -> None:
 @pytest.mark.parametrize("word", ["detector", "owner", "mitigation", "stop_condition"])
 @pytest.mark.parametrize("text", ["", "  ", "TBD", "n/a", "?"], ids=["empty", "blank", "tbd", "na", "question"])
 def test_a_critical_mode_without_one_of_its_words_fails_by_name(word: str, text: str) -> None:
-    """A blank or a placeholder is no owner; the score alone would still be 18 of 19."""
+    """A blank or a placeholder is no owner; the score alone would still be 20 of 21."""
     verdict = judged(modes=modes("hang", **{word: text}))
 
     assert verdict.outcome is Outcome.FAIL
@@ -74,24 +74,24 @@ def test_one_unseen_repetition_of_a_drill_is_enough_to_fail() -> None:
 
 
 def test_an_open_mode_that_is_not_critical_costs_a_point_only() -> None:
-    """A straggler that went unseen lowers the score to 18 of 19."""
+    """A straggler that went unseen lowers the score to 20 of 21."""
     verdict = judged(drills=drills(unseen="straggler"))
 
     assert verdict.outcome is Outcome.PASS
-    assert verdict.reason == "18 of 19 points, no critical item open"
+    assert verdict.reason == "20 of 21 points, no critical item open"
 
 
 def with_open_extras(count: int) -> ReadinessRecords:
     """A release with `count` more modes of its own, not critical, without owner and drill: two open points each."""
-    extra = tuple(replace(default_modes("")[3], name=f"extra-{number}", drill=f"extra-{number}") for number in range(count))
+    extra = tuple(replace(default_modes("")[4], name=f"extra-{number}", drill=f"extra-{number}") for number in range(count))
     return readiness_records(modes=(*default_modes("the team"), *extra))
 
 
 @pytest.mark.parametrize(
-    ("floor", "outcome"), [(19 / 25, Outcome.PASS), (19 / 25 + 1e-9, Outcome.FAIL)], ids=["at-the-floor", "just-above"]
+    ("floor", "outcome"), [(21 / 27, Outcome.PASS), (21 / 27 + 1e-9, Outcome.FAIL)], ids=["at-the-floor", "just-above"]
 )
 def test_the_score_may_equal_the_floor(floor: float, outcome: Outcome) -> None:
-    """19 of 25 points pass at a floor of exactly 19/25."""
+    """21 of 27 points pass at a floor of exactly 21/27."""
     policy = parse_policy(f"readiness: {{score_floor: {floor!r}}}").readiness
     verdict = judge_readiness(with_open_extras(3), policy)
 
@@ -103,7 +103,7 @@ def test_enough_open_items_fail_by_score_without_any_critical_one() -> None:
     verdict = judge_readiness(with_open_extras(3), READINESS_POLICY)
 
     assert failed(verdict) == ["rubric score"]
-    assert "19 of 25" in verdict.reason
+    assert "21 of 27" in verdict.reason
     assert "extra-0" in verdict.action
 
 
@@ -150,7 +150,7 @@ def test_a_second_fallback_that_does_not_load_costs_a_point() -> None:
     verdict = judged(fallbacks=(fallback("last_known_good", "7", loaded=False), fallback()))
 
     assert verdict.outcome is Outcome.PASS
-    assert verdict.reason.startswith("18 of 19")
+    assert verdict.reason.startswith("20 of 21")
 
 
 @pytest.mark.parametrize("empty", ["modes", "drills"])
@@ -175,7 +175,7 @@ def test_the_rubric_table_shows_every_item_with_its_points() -> None:
     table = verdict.tables[0]
 
     assert len(table.rows) == len(rubric(readiness_records()))
-    assert sum(int(row[1] or 0) for row in table.rows) == 18
+    assert sum(int(row[1] or 0) for row in table.rows) == 20
 
 
 @given(st.sets(st.sampled_from(DRILLED)))
@@ -185,5 +185,5 @@ def test_more_unseen_drills_never_score_better(unseen: set[str]) -> None:
     verdict = judged(drills=seen)
 
     points = sum(item.satisfied for item in rubric(readiness_records(drills=seen)))
-    assert points == 19 - len(unseen)
+    assert points == 21 - len(unseen)
     assert (verdict.outcome is Outcome.PASS) == (unseen <= {"straggler"})
