@@ -72,13 +72,23 @@ def _find_local_modules() -> None:
 
 
 def _source(module: str) -> Path | None:
+    """A module's .py file; only its top-level name is asked of the import system, since finding a.b.c that way would run a.b."""
+    top, *parts = module.split(".")
     try:
-        spec = importlib.util.find_spec(module)
-    except (ImportError, ValueError, AttributeError):  # no parent package, or the parent is a plain module
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError):  # ValueError: a module such as __main__ that was not found by a finder
         return None
-    if spec is None or not spec.has_location or not spec.origin or not spec.origin.endswith(".py"):
+    if spec is None:
         return None
-    return Path(spec.origin).resolve()
+    folders = [Path(place) for place in spec.submodule_search_locations or ()]
+    source = Path(spec.origin) if spec.has_location and spec.origin else None
+    for part in parts:
+        beside = [folder / part / "__init__.py" for folder in folders] + [folder / f"{part}.py" for folder in folders]
+        source = next((path for path in beside if path.is_file()), None)
+        folders = [folder / part for folder in folders if (folder / part).is_dir()]
+        if source is None and not folders:
+            return None
+    return source.resolve() if source is not None and source.suffix == ".py" else None
 
 
 def _root(module: str, source: Path) -> Path:

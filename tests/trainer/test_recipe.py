@@ -220,6 +220,15 @@ def test_code_digest_of_a_single_module_covers_its_folder(team: Path) -> None:
     assert code_digest("lone_recipe:recipe") != before
 
 
+def test_code_digest_runs_nothing(team: Path) -> None:
+    """Taking the digest does not run the recipe, its package or what it imports."""
+    write(team, loud__recipe="from loud import inner\nfrom loud.inner import x\n1 / 0\n", loud__inner="1 / 0\n")
+    (team / "loud" / "__init__.py").write_text("1 / 0\n")
+
+    assert len(code_digest("loud.recipe:recipe")) == 64
+    assert not [name for name in sys.modules if name.startswith("loud")]
+
+
 def test_code_digest_refuses_what_it_cannot_read(team: Path) -> None:
     """Sources that are not Python have no digest."""
     write(team, unreadable_recipe="def (\n")
