@@ -31,9 +31,9 @@ RULE_MINUTES, RULE_HOUR = 15.0, 15.0
 RULE_SHARES = {(True, True): 0.55, (True, False): 0.44, (False, True): 0.22, (False, False): 0.16}
 
 EMBEDDING_SIZES = (2, 6, 8, 8)  # in the order of CATEGORIES: 3 origins, 16 carriers, about 100 destinations and 125 models
-HIDDEN_SIZES = (128, 64)
+HIDDEN_SIZES = (256, 128)
 DROPOUT = 0.2
-PEAK_LEARNING_RATE = 4e-3
+PEAK_LEARNING_RATE = 3e-3
 WEIGHT_DECAY = 0.01
 WARM_UP_STEPS = 30
 LAST_SHARE = 0.02  # of the peak rate, at the end of the cosine

@@ -49,12 +49,14 @@ MEASURES: Mapping[str, Measure] = {
 WINDOWS: tuple[tuple[str, str, str], ...] = (
     ("everywhere", "landed_late", "28d"), ("everywhere", "landed_late", "7d"), ("everywhere", "left_delay", "120m"),
     ("origin", "left_delay", "60m"), ("origin", "left_delay", "120m"), ("origin", "left_delay", "720m"), ("origin", "left_late", "120m"),
-    ("carrier", "left_delay", "240m"), ("carrier", "landed_late", "240m"), ("carrier", "landed_late", "28d"), ("carrier", "lost", "28d"),
+    ("carrier", "left_delay", "240m"), ("carrier", "landed_late", "240m"), ("carrier", "landed_late", "7d"),
+    ("carrier", "landed_late", "28d"), ("carrier", "lost", "28d"),
     ("hub", "left_delay", "120m"), ("hub", "left_delay", "240m"), ("hub", "landed_late", "28d"),
     ("dest", "landed_delay", "240m"), ("dest", "lost", "240m"), ("dest", "lost", "720m"), ("dest", "landed_late", "28d"),
     ("dest", "lost", "28d"),
     ("band", "landed_delay", "240m"), ("band", "lost", "120m"), ("band", "lost", "240m"), ("band", "lost", "480m"),
-    ("route", "landed_late", "28d"), ("number", "landed_late", "28d"), ("number", "lost", "28d"),
+    ("route", "landed_late", "28d"), ("number", "landed_late", "7d"), ("number", "landed_late", "28d"),
+    ("number", "lost", "28d"),
     ("slot", "landed_late", "28d"), ("tail", "landed_late", "28d"),
 )  # fmt: skip
 QUEUES = ("everywhere", "origin", "hub", "dest")
