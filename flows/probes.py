@@ -22,6 +22,7 @@ from validation.records import (
     ScalingPoint,
     ScalingRecords,
 )
+from validation.scaling import is_decided
 
 CALL_DEADLINE_S = 600.0
 PLANTED_DELAY = 3.0  # the planted straggler idles its peer this many times longer than the policy's limit allows
@@ -168,26 +169,34 @@ def probe_scaling(bench: Bench, candidate_folder: Path) -> ScalingRecords:
     setups: list[tuple[int, str]] = [(w, "exact") for w in plan.world_sizes]
     if 1 in plan.world_sizes:
         setups.append((1, "fast"))  # the best one-worker set-up is the baseline, not a handicapped one
-    points = []
-    for repeat in range(policy.repeats.value):
-        turned = setups[repeat % len(setups) :] + setups[: repeat % len(setups)]  # nobody is always first
-        for world_size, reduction in turned:
-            run, folder = bench.run(f"w{world_size}-{reduction}-r{repeat}", world_size=world_size, reduction=reduction, **steps)
-            points.append(scaling_point(run, runlog.load_timeline(folder), repeat, policy.warmup_steps.value))
-    delay_ms = straggler_delay_ms(points, policy.idle_share_max.value)
-    slow = Fault(kind="delay", rank=1, step=0, phase="forward", ms=delay_ms)
-    run, folder = bench.run("planted-straggler", world_size=2, faults=(slow,), **{**steps, "steps": policy.warmup_steps.value + 5})
-    return ScalingRecords(
-        points=tuple(points),
+    records = ScalingRecords(
+        points=(),
         world_sizes=plan.world_sizes,
         devices=plan.machine.devices,
         global_batch_size=plan.facts.training.global_batch_size,
         curve=runlog.load_curve(candidate_folder),
         quality_name=plan.facts.card.quality_name,
         target_quality=plan.facts.target_quality,
+        planted_defect="",
+        planted=(),
+        planted_rank=1,
+        worker_seconds=0.0,
+    )
+    for repeat in range(max(policy.repeats.value, policy.repeats_max.value)):
+        if repeat >= policy.repeats.value and is_decided(records, policy):
+            break
+        turned = setups[repeat % len(setups) :] + setups[: repeat % len(setups)]  # nobody is always first
+        for world_size, reduction in turned:
+            run, folder = bench.run(f"w{world_size}-{reduction}-r{repeat}", world_size=world_size, reduction=reduction, **steps)
+            point = scaling_point(run, runlog.load_timeline(folder), repeat, policy.warmup_steps.value)
+            records = replace(records, points=(*records.points, point))
+    delay_ms = straggler_delay_ms(records.points, policy.idle_share_max.value)
+    slow = Fault(kind="delay", rank=1, step=0, phase="forward", ms=delay_ms)
+    run, folder = bench.run("planted-straggler", world_size=2, faults=(slow,), **{**steps, "steps": policy.warmup_steps.value + 5})
+    return replace(
+        records,
         planted_defect=f"rank 1 of 2 is {delay_ms:.0f} ms late in every forward pass",
         planted=(scaling_point(run, runlog.load_timeline(folder), 0, policy.warmup_steps.value),),
-        planted_rank=1,
         worker_seconds=bench.worker_seconds,
     )
 

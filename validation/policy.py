@@ -61,8 +61,10 @@ class RecoveryPolicy(_Section):
 class ScalingPolicy(_Section):
     """scaling: efficiency floor, precision of the measurement, price."""
 
-    efficiency_floor: ShareThreshold  # throughput(W) / (min(W, devices) * throughput(1))
+    efficiency_floor: ShareThreshold  # throughput(W) / (W * throughput(1)), ranks <= devices
+    oversubscribed_floor: ShareThreshold  # throughput(W) / (devices * throughput(1)), ranks > devices
     repeats: CountThreshold
+    repeats_max: CountThreshold  # measuring goes on until every efficiency is decided or this is reached
     steps: CountThreshold  # timed updates a repeat
     warmup_steps: CountThreshold
     confidence: ShareThreshold

@@ -62,7 +62,7 @@ def _judge(records: ScalingRecords, policy: ScalingPolicy) -> GateVerdict:
         ),
         *_sound_checks(records),
         *_target_check(records),
-        *(_efficiency_check(size, records.devices, policy) for size in summary.sizes if size.world_size > 1),
+        *_efficiency_checks(summary, records.devices, policy),
         *(_idle_check(size, policy) for size in summary.sizes if 1 < size.world_size <= records.devices),
     ]
     return conclude(
@@ -121,11 +121,21 @@ def _target_check(records: ScalingRecords) -> Iterator[Check]:
         )  # fmt: skip
 
 
+def is_decided(records: ScalingRecords, policy: ScalingPolicy) -> bool:
+    """Whether no efficiency interval straddles its floor, so that more repeats would not change what the gate says of it."""
+    return all(item.passed is not None for item in _efficiency_checks(summarise(records, policy), records.devices, policy))
+
+
+def _efficiency_checks(summary: Summary, devices: int, policy: ScalingPolicy) -> list[Check]:
+    return [_efficiency_check(size, devices, policy) for size in summary.sizes if size.world_size > 1]
+
+
 def _efficiency_check(size: WorldSize, devices: int, policy: ScalingPolicy) -> Check:
+    floor = policy.oversubscribed_floor if size.oversubscribed else policy.efficiency_floor
     over = f", oversubscribed: {size.world_size} ranks on {devices} devices" if size.oversubscribed else ""
     made = check(
-        f"device efficiency at W={size.world_size}", size.device_efficiency, ">=", policy.efficiency_floor.value, unit="",
-        source=policy.efficiency_floor.source, where=f"{size.repeats} paired repeats{over}", interval=size.interval,
+        f"device efficiency at W={size.world_size}", size.device_efficiency, ">=", floor.value, unit="",
+        source=floor.source, where=f"{size.repeats} paired repeats{over}", interval=size.interval,
         action=f"the costliest phase at W={size.world_size} is {size.costliest_phase}; an interval across the floor asks for more repeats",
     )  # fmt: skip
     return made if size.interval else replace(made, passed=None)  # one repeat says nothing about spread
@@ -143,5 +153,5 @@ def _idle_check(size: WorldSize, policy: ScalingPolicy) -> Check:
 def _passed(summary: Summary, policy: ScalingPolicy) -> str:
     judged = [size for size in summary.sizes if size.world_size > 1 and size.device_efficiency is not None]
     kept = ", ".join(f"{size.device_efficiency:.2f} at W={size.world_size}" for size in judged)
-    floor = policy.efficiency_floor.value
-    return f"device efficiency is {kept or 'not measured'} with a floor of {floor:g}, and the target quality is reached"
+    floors = f"{policy.efficiency_floor.value:g} ({policy.oversubscribed_floor.value:g} where ranks share a device)"
+    return f"device efficiency is {kept or 'not measured'} with a floor of {floors}, and the target quality is reached"

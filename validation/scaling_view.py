@@ -145,7 +145,8 @@ def _efficiency_plot(summary: Summary, policy: ScalingPolicy) -> Plot:
     )
     return Plot(
         title="Efficiency", kind="line", x_label="world size (ranks)", y_label="share of linear speed-up (dimensionless)", series=series,
-        reference=policy.efficiency_floor.value, reference_label="floor",
+        reference=policy.efficiency_floor.value,
+        reference_label=f"floor ({policy.oversubscribed_floor.value:g} where ranks share devices)",
     )  # fmt: skip
 
 

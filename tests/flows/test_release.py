@@ -23,7 +23,7 @@ EXAMPLE = REPOSITORY / "examples" / "digits"
 # Small and honest: every gate really runs. The floor is low because a step of this model takes a millisecond.
 POLICY = """
 world_sizes: [1, 2]
-scaling: {efficiency_floor: 0.01, confidence: 0.5, repeats: 4, steps: 8, warmup_steps: 2, idle_share_max: 0.7}
+scaling: {efficiency_floor: 0.01, oversubscribed_floor: 0.01, confidence: 0.5, repeats: 4, steps: 8, warmup_steps: 2, idle_share_max: 0.7}
 kill_and_resume: {steps: 20}
 slice_quality: {min_n: 60, min_coverage: 0.7, latency_p95_ms: 500}
 """

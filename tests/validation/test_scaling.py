@@ -14,10 +14,12 @@ from hypothesis import strategies as st
 from validation.canonical import canonical_json
 from validation.policy import ScalingPolicy, parse_policy
 from validation.records import PHASES, ScalingPoint, ScalingRecords
-from validation.scaling import judge_scaling
+from validation.scaling import is_decided, judge_scaling
 from validation.verdict import Check, GateVerdict, Outcome
 
-POLICY = parse_policy("scaling: {price_per_device_hour: 3600}").scaling  # USD: one a device-second
+POLICY = parse_policy(
+    "scaling: {price_per_device_hour: 3600, oversubscribed_floor: 0.5}"
+).scaling  # USD: one a device-second; one floor for all
 DRIFT = (1.0, 0.9, 1.1, 1.05)  # of the machine, from repeat to repeat
 EFFICIENCY = {1: 1.0, 2: 0.9, 4: 0.8, 8: 0.7}  # of two devices
 
@@ -135,6 +137,29 @@ def test_efficiency_floor(share: float, outcome: Outcome) -> None:
 
     assert outcome is verdict.outcome, verdict.reason
     assert outcome is Outcome.PASS or "device efficiency at W=8 (4 paired repeats, oversubscribed: 8 ranks on 2 devices)" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("share", "outcome"),
+    [
+        pytest.param(0.2, Outcome.PASS, id="at-its-floor"),
+        pytest.param(float(np.nextafter(0.2, 0)), Outcome.FAIL, id="one-ulp-below"),
+    ],
+)
+def test_ranks_that_share_devices_have_a_floor_of_their_own(share: float, outcome: Outcome) -> None:
+    """Eight ranks on two devices are held to `oversubscribed_floor`, two ranks on two devices to `efficiency_floor`."""
+    flat = tuple(replace(p, throughput_sps=1.0 if p.world_size == 1 else 2 * share if p.world_size == 8 else 1.8) for p in points())
+    verdict = judge_scaling(records(points=flat), parse_policy().scaling)
+
+    assert outcome is verdict.outcome, verdict.reason
+
+
+def test_measuring_goes_on_only_while_an_interval_straddles_its_floor() -> None:
+    """`is_decided` is false for repeats on both sides of the floor, true for clear ones, good or bad."""
+    wide = tuple(replace(p, throughput_sps=(90.0 + 40 * (p.repeat % 2)) * DRIFT[p.repeat]) if p.world_size == 8 else p for p in points())
+    slow = tuple(replace(p, throughput_sps=1.0) for p in points())
+
+    assert [is_decided(records(points=some), POLICY) for some in (points(), wide, slow)] == [True, False, True]
 
 
 def test_interval_across_the_floor_is_inconclusive() -> None:
@@ -311,7 +336,7 @@ def test_pictures_stand_beside_tables() -> None:
         plots
     )
     assert pytest.approx(plots["Throughput"].series[1].y, rel=0.05) == (100.0, 200.0, 400.0, 800.0)
-    assert (plots["Efficiency"].reference, plots["Efficiency"].reference_label) == (0.5, "floor")
+    assert (plots["Efficiency"].reference, plots["Efficiency"].reference_label) == (0.5, "floor (0.5 where ranks share devices)")
     assert plots["Efficiency"].series[0].low < plots["Efficiency"].series[0].high
     assert len(plots["Idle time by rank"].series[0].x) == 14
 
