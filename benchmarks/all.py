@@ -33,8 +33,8 @@ def page(documents: list[dict[str, Any]]) -> str:
     lines = [
         "# Benchmarks",
         "",
-        f"Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}: {here.system}, {here.devices} cores, {here.memory_gib:.0f} GiB, Python {here.python}, "
-        f"torch {here.torch}. Ratios of medians, both sides in one run.",
+        f"Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}: {here.system}, {here.devices} cores, {here.memory_gib:.0f} GiB, "
+        f"Python {here.python}, torch {here.torch}. Ratios of medians, both sides in one run.",
         "",
         "| benchmark | against | ratio | goal | met | unit |",
         "|---|---|---|---|---|---|",
