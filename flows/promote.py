@@ -61,13 +61,14 @@ def conclude(release: Release, registry: Registry, started_at: str) -> tuple[dic
 
 def decide_on(release: Release, verdicts: list[GateVerdict]) -> ReleaseDecision:
     """Decide; the candidate of a drill may never serve, even if every gate were blind to its defect."""
-    required = list(release.plan.policy.required)
-    if drill := release.plan.request.drill:
-        reason = f"no required gate refused the candidate of drill '{drill}', which may never serve"
-        verdicts = [*verdicts, inconclusive("drill", reason=reason, action="find out why the planted regression was missed")]
-        required.append("drill")
-    version = release.candidate.version if release.candidate else ""
-    return decide(verdicts=verdicts, required=required, fallbacks=release.fallbacks, candidate_version=version)
+    required, version = release.plan.policy.required, release.candidate.version if release.candidate else ""
+    decision = decide(verdicts=verdicts, required=required, fallbacks=release.fallbacks, candidate_version=version)
+    drill = release.plan.request.drill
+    if not drill or decision.decision != "promoted":
+        return decision
+    reason = f"no required gate refused the candidate of drill '{drill}', which may never serve"
+    blind = inconclusive("drill", reason=reason, action="find out why the planted regression was missed")
+    return decide(verdicts=[*verdicts, blind], required=[*required, "drill"], fallbacks=release.fallbacks, candidate_version=version)
 
 
 def build_report(release: Release, lines: Sequence[GateLine], decision: ReleaseDecision, started_at: str) -> ReleaseReport:

