@@ -7,13 +7,16 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import boto3
 import pytest
 from mlflow import MlflowClient
+from moto.server import ThreadedMotoServer
 
+from infra.journal import Journal
 from infra.pointer import read_pointer
 from infra.settings import load_settings
 from infra.store import get_evidence, open_store
@@ -34,12 +37,14 @@ class Yard:
     """A home with a space in its path, and the command run in it."""
 
     home: Path
+    settings: dict[str, str] = field(default_factory=dict)  # SEATRIAL_* and credentials beside the home
 
     def seatrial(self, *arguments: str) -> tuple[int, Any, str]:
         """Exit code, JSON document and stderr of one command."""
         environment = {**os.environ, "SEATRIAL_HOME": str(self.home), "PYTHONPATH": str(Path(__file__).parent)}
         for name in ("SEATRIAL_STORE", "SEATRIAL_CACHE", "PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI"):
             environment.pop(name, None)
+        environment |= self.settings
         run = subprocess.run(
             [sys.executable, "-m", "flows.cli", *arguments, "--json"],
             cwd=EXAMPLE,
@@ -181,3 +186,32 @@ def test_data_that_breaks_its_contract_holds_back_everything_after_it(yard: Yard
     assert code == 3, shown[-3000:]
     assert [gate["outcome"] for gate in document["gates"]] == ["fail"] + ["inconclusive"] * 5
     assert read_pointer(yard.store(), "digits")[0] == before
+
+
+def test_a_first_release_that_is_refused_at_once_is_held_and_leaves_its_history_in_s3(
+    yard: Yard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the store in a bucket, and nothing verified that could serve: held, exit 3, journal and evidence in the bucket."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        settings = {
+            "SEATRIAL_STORE": "s3://trial/a/prefix",
+            "SEATRIAL_STORE_ENDPOINT": f"http://{host}:{port}",
+            "SEATRIAL_STORE_REGION": "us-east-1",
+        }
+        credentials = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+        for name, value in (settings | credentials).items():
+            monkeypatch.setenv(name, value)
+        boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="trial")
+        (tmp_path / "policy.yaml").write_text(POLICY)
+
+        code, document, shown = Yard(tmp_path, settings | credentials).release(recipe="late_digits:recipe")
+
+        store = open_store(load_settings(home=tmp_path))
+        assert (code, document["decision"]) == (3, "held"), shown[-3000:]
+        assert [entry.kind for entry in Journal(store, document["release_id"]).records()] == ["started", *["gate"] * 6, "intent", "decided"]
+        assert get_evidence(store, document["gates"][0]["sha256"])["verdict"]["outcome"] == "fail"
+    finally:
+        server.stop()

@@ -1,0 +1,163 @@
+"""The deployments of prefect.yaml as a platform engineer uses them: a server, a pool, a worker, a run from the schedule, a gate again.
+
+One server and one release for all facts, since each is expensive; the runs are picked up and executed by the worker's own processes.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from helpers_deployment import REPOSITORY, Harbour, harbour
+
+from validation.policy import GATES
+
+# Small and honest, as in test_release.py: every gate really runs.
+POLICY = """
+world_sizes: [1, 2]
+scaling: {efficiency_floor: 0.01, confidence: 0.5, repeats: 4, steps: 8, warmup_steps: 2, idle_share_max: 0.7}
+kill_and_resume: {steps: 20}
+slice_quality: {min_n: 60, min_coverage: 0.7, latency_p95_ms: 500}
+"""
+POOL = "sea-trial"
+RELEASE_S = 240.0  # a release of the example takes 30-60 s on two cores
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harbour]:
+    """A server with the pool that prefect.yaml names."""
+    with harbour(tmp_path_factory.mktemp("harbour")) as own:
+        own.prefect("work-pool", "create", POOL, "--type", "process")
+        yield own
+
+
+@pytest.fixture(scope="module")
+def before(port: Harbour) -> bytes:
+    """prefect.yaml as it was before everything in it was deployed."""
+    text = (REPOSITORY / "prefect.yaml").read_bytes()
+    port.prefect("deploy", "--all")
+    return text
+
+
+@pytest.fixture(scope="module")
+def worker(port: Harbour, before: bytes) -> subprocess.Popen[bytes]:
+    """A worker of the pool, as prefect.yaml says to start it; the harbour ends it."""
+    return port.start("worker", "worker", "start", "--pool", POOL, "--type", "process", "--limit", "1")
+
+
+@pytest.fixture(scope="module")
+def released(port: Harbour, worker: Any) -> dict[str, Any]:
+    """The flow run of one release of the example recipe."""
+    run_id = port.schedule("release/daily-flights", {"recipe": "digits:recipe", "policy": POLICY})
+    return port.ended(run_id, RELEASE_S)
+
+
+@pytest.fixture(scope="module")
+def shown(port: Harbour, released: Any) -> dict[str, Any]:
+    """What `seatrial show` says of the worker's home."""
+    return show(port)
+
+
+@pytest.fixture(scope="module")
+def rerun(port: Harbour, shown: Any) -> dict[str, Any]:
+    """The flow run that held one gate of that release again."""
+    run_id = port.schedule("rerun-gate/rerun-gate", {"gate": "readiness", "release_id": shown["releases"][0]["release_id"]})
+    return port.ended(run_id, RELEASE_S)
+
+
+def show(port: Harbour, *arguments: str) -> dict[str, Any]:
+    """The document of `seatrial show --json` with the worker's home."""
+    command = [sys.executable, "-m", "flows.cli", "show", *arguments, "--json"]
+    run = subprocess.run(command, cwd=port.folder, env=port.environment, capture_output=True, text=True, timeout=60)
+    assert run.returncode == 0, run.stderr
+    document: dict[str, Any] = json.loads(run.stdout)
+    return document
+
+
+def key_of(gate: str) -> str:
+    """A gate's artifact key."""
+    return gate.replace("_", "-")
+
+
+def test_the_daily_release_stands_with_its_schedule(port: Harbour, before: bytes) -> None:
+    """The whole release of flights is due every day at 04:00 UTC, one at a time."""
+    found = port.ask("deployments/name/release/daily-flights")
+
+    assert [(item["schedule"]["cron"], item["schedule"]["timezone"], item["active"]) for item in found["schedules"]] == [
+        ("0 4 * * *", "UTC", True)
+    ]
+    assert found["parameters"] == {"recipe": "flights", "policy": "", "world_sizes": None, "drill": ""}
+    assert set(found["tags"]) == {"sea-trial", "release"}
+    assert found["global_concurrency_limit"]["limit"] == 1
+    assert (found["work_pool_name"], found["paused"]) == (POOL, False)
+
+
+def test_the_re_run_stands_without_a_schedule(port: Harbour, before: bytes) -> None:
+    """Holding a gate again is asked for by a person: no schedule, and gate and release have no default."""
+    found = port.ask("deployments/name/rerun-gate/rerun-gate")
+
+    assert (found["schedules"], found["parameters"]) == ([], {})
+    assert set(found["parameter_openapi_schema"]["required"]) == {"gate", "release_id"}
+    assert set(found["tags"]) == {"sea-trial", "rerun"}
+    assert found["global_concurrency_limit"]["limit"] == 1
+
+
+def test_deploying_leaves_the_repository_as_it_is(before: bytes) -> None:
+    """Deploying neither rewrites prefect.yaml nor leaves a folder of Prefect's behind."""
+    assert (REPOSITORY / "prefect.yaml").read_bytes() == before
+    assert not (REPOSITORY / ".prefect").exists()
+
+
+def test_the_worker_runs_the_release_to_its_promotion(port: Harbour, released: dict[str, Any]) -> None:
+    """A scheduled run is picked up by the worker, and its state says what was decided."""
+    assert (released["state_name"], released["state_type"]) == ("Promoted", "COMPLETED"), port.log("worker")
+    assert released["work_pool_name"] == POOL
+    assert released["start_time"] >= released["expected_start_time"]
+
+
+def test_each_gate_is_a_task_run_with_its_state(port: Harbour, released: dict[str, Any]) -> None:
+    """The run's page shows six gates by name, each completed with its reason."""
+    tasks = port.task_runs(released["id"])
+
+    assert {gate: tasks[gate]["state"]["type"] for gate in GATES} == dict.fromkeys(GATES, "COMPLETED")
+    assert all(tasks[gate]["state"]["message"] for gate in GATES)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_each_gate_shows_its_checks_and_one_plot(port: Harbour, released: dict[str, Any], gate: str) -> None:
+    """A gate leaves a table of its checks, and a page with its reason and exactly one picture."""
+    artifacts = port.artifacts(released["id"])
+    table, page = artifacts[f"{key_of(gate)}-checks"], artifacts[key_of(gate)]
+
+    assert (table["type"], page["type"]) == ("table", "markdown")
+    assert json.loads(table["data"])
+    assert page["data"].count("data:image/png;base64,") == 1
+
+
+def test_the_summary_says_what_was_decided(port: Harbour, released: dict[str, Any]) -> None:
+    """The artifact `release` opens with the decision."""
+    summary = port.artifacts(released["id"])["release"]
+
+    assert summary["type"] == "markdown"
+    assert "Promoted: six of six gates pass" in summary["data"]
+
+
+def test_the_command_sees_what_the_worker_released(shown: dict[str, Any]) -> None:
+    """`seatrial show` in the worker's home lists the release, promoted, and its candidate serves."""
+    assert [(row["recipe"], row["decision"]) for row in shown["releases"]] == [("digits:recipe", "promoted")]
+    assert shown["releases"][0]["serving"]["kind"] == "candidate"
+
+
+def test_one_gate_is_held_again_by_the_worker(port: Harbour, shown: dict[str, Any], rerun: dict[str, Any]) -> None:
+    """Readiness runs a second time, the other five keep their evidence, and the decision stands."""
+    document = show(port, shown["releases"][0]["release_id"])
+    gates = {gate["name"]: gate for gate in document["gates"]}
+
+    assert (rerun["state_name"], rerun["state_type"]) == ("Promoted", "COMPLETED"), port.log("worker")
+    assert set(port.task_runs(rerun["id"])) & set(GATES) == {"readiness"}
+    assert (gates["readiness"]["attempt"], gates["readiness"]["reused"]) == (2, False)
+    assert all(gate["reused"] for name, gate in gates.items() if name != "readiness")
