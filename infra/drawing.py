@@ -95,6 +95,7 @@ def far_note(plot: Plot) -> str:
 
 
 def reference_text(plot: Plot) -> str:
-    """The threshold's label, with its value unless the label already says it."""
+    """The threshold's label, with its value unless the label already says it; before a remark in brackets, not after."""
     shown, label = number(plot.reference), plot.reference_label or "threshold"
-    return label if shown in label else f"{label} {shown}"
+    name, bracket, remark = label.partition(" (")
+    return label if shown in name.split() else f"{name} {shown}{bracket}{remark}"

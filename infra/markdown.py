@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from infra.plots import plot_png
 from infra.report import (
+    NAMED,
     GateLine,
     ReleaseReport,
     by_urgency,
@@ -20,19 +21,38 @@ from infra.report import (
     headline,
     is_passed,
     next_step,
+    other_reason,
+    refusing_checks,
     serving_sentence,
 )
-from infra.wording import CHECK_WORDS, COMPARISON_SIGNS, deciding, duration, interval, number, ordered, pair, slug, stopped
+from infra.wording import (
+    CHECK_WORDS,
+    COMPARISON_SIGNS,
+    SHORT_ANSWER,
+    cut,
+    duration,
+    in_brief,
+    interval,
+    measured,
+    moment,
+    number,
+    ordered,
+    pair,
+    said,
+    slug,
+    stopped,
+)
 from validation.verdict import Check, GateVerdict, Plot
 
+URGENT_PLOTS = 2  # of each gate that did not pass: more of the first one would crowd out the second
 KEY_PLOTS = 5  # on the version's page; the report has them all
 DESCRIPTION_CHARS = 5000  # what the registry's database column holds; longer ones are refused by PostgreSQL
 KEY_GATES = ("scaling", "slice_quality", "gradient_equivalence", "kill_and_resume")  # whose first plot is shown when all is well
-LISTED_CHECKS = 20  # in an artifact; the report has them all
+LISTED_CHECKS, LISTED_CHARS = 20, 400  # refusing checks in an artifact, characters of an answer in words; the report has them all
 
 
 def registry_description(report: ReleaseReport, run_id: str, experiment_id: str) -> str:
-    """Write the version page: a plain sentence, what to do, verdicts, key plots, the way to the full report.
+    """Write the version page: a plain sentence, what to do, the way to the full report, verdicts, key plots.
 
     The run must hold `report.html` and every file of `plot_files(report)`.
     """
@@ -41,10 +61,11 @@ def registry_description(report: ReleaseReport, run_id: str, experiment_id: str)
     return _fitted(
         _text(headline(report)),
         _text(serving_sentence(report)),
+        f"**Why:** {_text(because)}" if (because := other_reason(report)) else "",
         f"**Do next:** {_text(next_step(report))}",
         f"[report](#/experiments/{experiment}/runs/{run}/artifacts/report.html): every check, plot, cost and digest of release "
         f"{_text(report.release_id)}.",
-        _verdict_table(report),
+        _verdicts(report),
         f"Question: {_text(stopped(report.card.question))} Owner: {_text(report.card.owner)}.",
         *plots,
     )
@@ -56,21 +77,21 @@ def plot_files(report: ReleaseReport) -> dict[str, bytes]:
 
 
 def gate_artifact_markdown(line: GateLine) -> str:
-    """One gate for a workflow artifact: outcome, reason, action, control, checks, plots inline."""
+    """One gate for a workflow artifact: outcome, reason, action, control, what did not pass, plots inline.
+
+    Checks are listed, not tabled: the engine's page cuts off what is wider than its column. `table_rows` has them all.
+    """
     verdict = line.verdict
-    checks = ordered(verdict.checks)
-    left_out = len(checks) - LISTED_CHECKS
-    rows = [[row[key] for key in _COLUMNS] for row in map(_row, checks[:LISTED_CHECKS])]
     return _paragraphs(
         f"## {_text(verdict.gate)}: {gate_words(line)}",
-        _text(stopped(verdict.reason)),
+        _text(said(verdict.reason)),
         f"**Do next:** {_text(stopped(verdict.action))}" if verdict.action else "",
         f"**Positive control:** {_text(control_sentence(verdict.control))}",
         f"**Reused, not run again:** {_text(stopped(line.reuse_reason))}" if line.reused else "",
-        _table(_COLUMNS, rows) if rows else "",
-        f"{left_out} more checks, none worse than these, stand in the report." if left_out > 0 else "",
+        _checks(verdict),
         *(f"![{_text(plot.title)}]({data_uri(plot_png(plot))})" for plot in verdict.plots),
-        *(f"- {_text(note)}" for note in verdict.notes),
+        "**What this gate cannot see:**" if verdict.notes else "",
+        "\n".join(f"- {_text(note)}" for note in verdict.notes),
         f"{duration(line.seconds)} of wall clock, {number(line.worker_seconds, 3)} worker-seconds, evidence sha256 "
         f"`{_code(line.evidence_sha256)}`",
     )
@@ -83,16 +104,17 @@ def release_summary_markdown(report: ReleaseReport) -> str:
     return _paragraphs(
         f"## {_text(headline(report))}",
         _text(serving_sentence(report)),
-        f"**Why:** {_text(stopped(report.reason))}",
+        f"**Why:** {_text(because)}" if (because := other_reason(report)) else "",
         f"**Do next:** {_text(next_step(report))}",
-        _verdict_table(report),
+        _verdicts(report),
         *(f"![{_text(plot.title)}]({data_uri(plot_png(plot))})" for plot in plots),
         _table(("cost", "amount", "unit", "how measured"), cost) if cost else "",
-        f"Release `{_code(report.release_id)}` of {_text(report.recipe)}, {_text(report.started_at)} to {_text(report.finished_at)}.",
+        f"Release `{_code(report.release_id)}` of {_text(report.recipe)}, "
+        f"{_text(moment(report.started_at))} to {_text(moment(report.finished_at))}.",
     )
 
 
-_COLUMNS = ("check", "outcome", "observed", "has to be", "unit", "whose", "threshold comes from")
+_COLUMNS = ("check", "outcome", "measured", "has to be", "whose", "unit", "threshold comes from")
 
 
 def table_rows(verdict: GateVerdict) -> list[dict[str, str]]:
@@ -106,24 +128,51 @@ def _row(item: Check) -> dict[str, str]:
         item.name,
         CHECK_WORDS[item.passed],
         f"{observed} {interval(item.interval)}".strip(),
-        f"{COMPARISON_SIGNS[item.comparison]} {threshold}" if item.threshold is not None else "no threshold",
-        item.unit,
+        f"{COMPARISON_SIGNS[item.comparison]}{threshold}" if item.threshold is not None else "no threshold",
         item.where,
+        item.unit,
         item.source,
     )
     return dict(zip(_COLUMNS, values, strict=True))
 
 
-def _verdict_table(report: ReleaseReport) -> str:
-    rows = []
-    for line in report.gates:
-        decided = deciding(line.verdict)
-        where = f" ({decided.where})" if decided.where else ""
-        rows.append(
-            [line.verdict.gate, gate_words(line), decided.what + where, decided.measured, decided.needed, line.evidence_sha256[:12]]
-        )
-    rows += [[gate, "not run", "the release ended before this gate", "", "", ""] for gate in report.not_run]
-    return _table(("gate", "outcome", "what decided", "measured", "has to be", "evidence"), rows)
+def _verdicts(report: ReleaseReport) -> str:
+    """One line a gate, those that did not pass first: a list, since it wraps where a table would be cut off."""
+    lines = [_verdict(line, next_step(report)) for line in by_urgency(report)]
+    return "\n".join([*lines, *(f"- **{_text(gate)}** was not run: the release ended before it." for gate in report.not_run)])
+
+
+def _verdict(line: GateLine, already_told: str) -> str:
+    verdict, refusing = line.verdict, refusing_checks(line.verdict)
+    more = [f"and {len(refusing) - NAMED} more"] if len(refusing) > NAMED else []
+    told = "; ".join([*map(in_brief, refusing[:NAMED]), *more]) or verdict.reason
+    action = stopped(verdict.action)
+    todo = f" Do: {action}" if action not in ("", already_told) and not is_passed(line) else ""
+    return f"- **{_text(verdict.gate)} {gate_words(line)}**: {_text(said(verdict.reason if is_passed(line) else told) + todo)}"
+
+
+def _checks(verdict: GateVerdict) -> str:
+    """The checks that did not pass, with the source of their threshold, and how many did."""
+    refusing = [item for item in ordered(verdict.checks) if not item.passed]
+    passed, total = len(verdict.checks) - len(refusing), len(verdict.checks)
+    counted = f"{passed} of {total} checks passed; the artifact `{artifact_key(verdict)}-checks` has them all."
+    return _paragraphs("\n".join(map(_refusing, refusing[:LISTED_CHECKS])), counted).rstrip() if total else ""
+
+
+def _refusing(item: Check) -> str:
+    answer = f" Measured: {stopped(cut(measured(item), LISTED_CHARS))}" if len(measured(item)) > SHORT_ANSWER else ""
+    source = f" Threshold: {stopped(item.source)}" if item.source else ""
+    return f"- **{CHECK_WORDS[item.passed]}**: {_text(stopped(in_brief(item)) + answer + source)}"
+
+
+def gate_gist(line: GateLine) -> str:
+    """A gate in one sentence, for lists of artifacts."""
+    return f"{gate_words(line)}: {said(line.verdict.reason)}"
+
+
+def artifact_key(verdict: GateVerdict) -> str:
+    """A gate's name as a workflow artifact's key: lower-case letters, digits, dashes."""
+    return slug(verdict.gate)
 
 
 def _named_plots(report: ReleaseReport) -> list[tuple[str, str, Plot]]:
@@ -136,10 +185,10 @@ def _named_plots(report: ReleaseReport) -> list[tuple[str, str, Plot]]:
 
 
 def _key_plots(report: ReleaseReport) -> list[tuple[str, Plot]]:
-    """First all plots of gates that did not pass, then the first plot of each key gate."""
+    """First two plots of each gate that did not pass, then the first plot of each key gate."""
     named = _named_plots(report)
     urgent = [line.verdict.gate for line in by_urgency(report) if not is_passed(line)]
-    shown = [(path, plot) for gate in urgent for path, owner, plot in named if owner == gate]
+    shown = [item for gate in urgent for item in [(path, plot) for path, owner, plot in named if owner == gate][:URGENT_PLOTS]]
     for gate in KEY_GATES:
         shown += [(path, plot) for path, owner, plot in named if owner == gate and gate not in urgent][:1]
     return shown[:KEY_PLOTS]

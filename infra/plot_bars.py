@@ -25,11 +25,13 @@ from infra.drawing import (
     wrapped,
 )
 from infra.plot_lines import label_ends
-from infra.wording import number
+from infra.wording import cut, number
 from validation.verdict import Plot, Series
 
 FEW, SHORT = 6, 10  # more categories or longer names are listed downwards
 FILLED, POINTS_FILLED = 0.78, 0.6  # share of a category's room taken by its bars, its points
+CHARACTER, LINE = 0.022, 0.07  # of a small text, as a share of the axes' width and height: what does not fit its bar is not written on it
+NAME = 44  # characters of a category listed downwards
 MANY_BARS = 24  # values are not written beside more bars than these; the table has them
 
 
@@ -93,8 +95,8 @@ def _bars(axes: Axes, plot: Plot, series: Series, spots: list[float], colour: st
     written = len(series.x) * len(plot.series) <= MANY_BARS
     reach = max(totals(plot), default=0.0)
     for i, (x, y) in enumerate(zip(series.x, series.y, strict=True)):
-        if not drawable(y, plot):
-            continue
+        if not drawable(y, plot) or (plot.stacked and y == 0):
+            continue  # an empty part would pin the axis to its height, and leave no room above the stack
         start = starts[_name(x)] if plot.stacked else 0.0
         error = [[below[i]], [above[i]]] if below[i] or above[i] else None
         style = {"color": colour, "edgecolor": "white", "hatch": _hatch(plot, series), "linewidth": 0.6, "ecolor": INK, "capsize": 3}
@@ -104,8 +106,9 @@ def _bars(axes: Axes, plot: Plot, series: Series, spots: list[float], colour: st
             axes.bar(spots[i], y, thick, bottom=start, yerr=error, **style)  # type: ignore[arg-type]
         if plot.stacked:
             starts[_name(x)] = start + y
-            if written and y > 0.07 * reach:
-                _write(axes, down, start + y / 2, spots[i], number(y, 2), "white", centred=True)
+            text = number(y, 2)
+            if written and y > (CHARACTER * (len(text) + 1) if down else LINE) * reach:
+                _write(axes, down, start + y / 2, spots[i], text, "white", centred=True)
         elif written:
             _write(axes, down, y - below[i] if y < 0 else y + above[i], spots[i], number(y, 3), INK, centred=False)
 
@@ -157,7 +160,7 @@ def _name_axis(axes: Axes, plot: Plot, names: list[str]) -> None:
         axes.set_xticks(places, labels=[wrapped(name, SHORT) for name in names])
         axes.set_xlim(-0.6, len(names) - 0.4)
         return
-    axes.set_yticks(places, labels=[wrapped(name, 36).split("\n")[0] for name in names])
+    axes.set_yticks(places, labels=[wrapped(cut(name, NAME), NAME) for name in names])
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)
     if plot.kind != "bar" and len(plot.series) > 1:

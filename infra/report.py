@@ -28,6 +28,9 @@ SERVING_WORDS = {"candidate": "candidate", "last_known_good": "last known-good",
 FOLD_CHECKS = 8  # more passed checks than these are folded away behind the failed ones
 FOLD_ROWS = 14  # longer tables that stand beside no plot are folded
 TOLD = 2  # refusing gates whose reasons the headline quotes; the others are named
+NAMED = 4  # refusing checks of a gate that are named where there is little room
+LONG, BRIEF = 240, 90  # characters of an answer that a table of checks, of gates shows
+BESIDE = 4  # columns of a table that fit beside a plot; wider ones stand below it
 SHOWN_PX = 640  # width of a plot on the page
 
 
@@ -109,7 +112,7 @@ def headline(report: ReleaseReport) -> str:
     refusing = [line for line in by_urgency(report) if not is_passed(line)]
     if not refusing:
         return wording.stopped(f"{word}: {report.reason or tally}")
-    told = "; ".join(f"{line.verdict.gate} {_state(line)}: {line.verdict.reason}" for line in refusing[:TOLD])
+    told = "; ".join(f"{line.verdict.gate} {_state(line)}: {wording.why_not(line.verdict)}" for line in refusing[:TOLD])
     others = ", ".join(line.verdict.gate for line in refusing[TOLD:])
     return wording.stopped(f"{word}: {told}{f'; also {others}' if others else ''}")
 
@@ -125,10 +128,27 @@ def tally(report: ReleaseReport) -> str:
     return ", ".join([*parts, *([f"{len(report.not_run)} not run"] if report.not_run else [])]) or "no gate was run"
 
 
+def other_reason(report: ReleaseReport) -> str:
+    """What the decision rests on besides the gates that did not pass, which are told one by one; "" when nothing, or promoted."""
+    if report.decision == "promoted":
+        return ""
+    rest = report.reason
+    for line in report.gates:
+        rest = rest.replace(f"{line.verdict.gate} is {line.verdict.outcome}: {line.verdict.reason}", "")
+    return wording.said("; ".join(part for part in (piece.strip() for piece in rest.split(";")) if part))
+
+
+def refusing_checks(verdict: GateVerdict) -> tuple[Check, ...]:
+    """Checks that did not pass, the one that decided first; none when the gate has none, or was blind to its planted defect."""
+    missed = verdict.control is not None and not verdict.control.caught
+    return () if missed else tuple(item for item in wording.ordered(verdict.checks) if not item.passed)
+
+
 def serving_sentence(report: ReleaseReport) -> str:
-    """What serves now, and what became of the candidate."""
+    """What serves since this release, and what became of the candidate; later releases change it, so the time is said."""
     kind = SERVING_WORDS.get(report.serving_kind, report.serving_kind)
-    serves = f"The {kind}, version {report.serving_version}, serves." if kind else "Nothing serves."
+    since = f"as of {wording.moment(report.finished_at)}"
+    serves = f"The {kind}, version {report.serving_version}, serves {since}." if kind else f"Nothing serves {since}."
     if report.serving_kind == "candidate":
         return serves
     version = f", version {report.candidate_version}," if report.candidate_version else ""
@@ -156,7 +176,7 @@ def control_sentence(control: Control | None) -> str:
     """What was planted and whether the gate saw it."""
     if control is None:
         return "No defect was planted in this run."
-    return wording.stopped(f"planted {control.planted}: {'caught' if control.caught else 'MISSED'} ({control.detail})")
+    return wording.said(f"planted {control.planted}: {'caught' if control.caught else 'MISSED'} ({control.detail})")
 
 
 def release_document(report: ReleaseReport, *, report_path: str = "") -> dict[str, Any]:
@@ -221,15 +241,18 @@ def render_html(report: ReleaseReport) -> str:
             tally=tally(report),
             serving=serving_sentence(report),
             next_step=next_step(report),
+            other_reason=other_reason(report),
             sections=[_section(line) for line in by_urgency(report)],
             rows=[_section_anchor(line) for line in report.gates],
-            worst=next((_section_anchor(line) for line in by_urgency(report) if not is_passed(line)), None),
+            refusing=[_section_anchor(line) for line in by_urgency(report) if not is_passed(line)],
         )
     )
 
 
 def _section_anchor(line: GateLine) -> Mapping[str, Any]:
-    return {"line": line, "anchor": _anchor(line), "deciding": wording.deciding(line.verdict)}
+    return {
+        "line": line, "anchor": _anchor(line), "deciding": wording.deciding(line.verdict), "refused_by": refusing_checks(line.verdict),
+    }  # fmt: skip
 
 
 def _anchor(line: GateLine) -> str:
@@ -276,11 +299,14 @@ def _environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader("infra"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     environment.filters |= {
-        "number": wording.number, "duration": wording.duration, "coded": coded, "stopped": wording.stopped, "measured": wording.measured,
+        "number": wording.number, "duration": wording.duration, "coded": coded, "stopped": wording.stopped,
+        "measured": wording.measured, "said": wording.said,
         "needed": wording.needed, "interval": wording.interval, "gate_words": gate_words, "control_sentence": control_sentence,
+        "cut": wording.cut, "in_brief": wording.in_brief, "moment": wording.moment,
     }  # fmt: skip
     environment.globals |= {
         "CHECK_WORDS": wording.CHECK_WORDS, "OUTCOME_WORDS": wording.OUTCOME_WORDS, "OUTCOME_MEANINGS": wording.OUTCOME_MEANINGS,
-        "SIGNS": wording.COMPARISON_SIGNS, "FOLD_ROWS": FOLD_ROWS, "SHOWN_PX": SHOWN_PX, "pair": wording.pair, "is_passed": is_passed,
+        "CLOSEST": wording.CLOSEST, "NAMED": NAMED, "LONG": LONG, "BRIEF": BRIEF, "BESIDE": BESIDE, "FOLD_ROWS": FOLD_ROWS,
+        "SHOWN_PX": SHOWN_PX, "is_passed": is_passed,
     }  # fmt: skip
     return environment

@@ -4,8 +4,8 @@ The caller gives the console, and with it the stream: people's text goes to stde
 printed as it is, never read as markup.
 """
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -13,11 +13,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from infra.report import DECISION_WORDS, SERVING_WORDS, ReleaseReport, release_document
-from infra.wording import COMPARISON_SIGNS, duration, interval, number, stopped
+from infra.report import DECISION_WORDS, NAMED, SERVING_WORDS, ReleaseReport, release_document
+from infra.wording import COMPARISON_SIGNS, cut, duration, in_brief, moment, number, said, stopped
 from validation.canonical import plain
+from validation.verdict import Check, Comparison
 
 WIDTH = 100  # columns
+TOLD_CHARS, PROBLEM_CHARS = 160, 500  # of a gate's reason in its row, in its own paragraph
+SHORT, SENTENCE = 32, 150  # characters of a cell that has a column; of a sentence under its row
 OUTCOMES = {"pass": ("passed", "green"), "fail": ("failed", "bold red"), "inconclusive": ("inconclusive", "yellow")}
 DECISION_STYLES = {"promoted": "green", "fell_back": "red", "held": "yellow"}
 
@@ -33,18 +36,37 @@ def render_text(release: ReleaseReport | Mapping[str, Any], console: Console) ->
 
 
 def render_rows(rows: Iterable[Any], console: Console, *, title: str = "") -> None:
-    """Print records or mappings as a table, one column a key: the overview of releases, the lab's table. Nothing for no rows."""
+    """Print records or mappings as a table, one column a key: the overview of releases, the lab's table. Nothing for no rows.
+
+    Ids stay whole, so that they can be copied. Sentences stand under their row, cut to about two lines; `seatrial show ID` has them whole.
+    """
     plain_rows = [plain(row) for row in rows]
     if not plain_rows:
         return
-    table = Table(
-        box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", title=Text(title) if title else None, title_justify="left"
-    )
-    for name in plain_rows[0]:
-        table.add_column(Text(str(name).replace("_", " ")), overflow="fold")
-    for row in plain_rows:
-        table.add_row(*(Text(_cell(row.get(name))) for name in plain_rows[0]))
-    console.print(table, width=min(console.width, WIDTH))
+    cells = [{name: _cell(row.get(name)) for name in plain_rows[0]} for row in plain_rows]
+    widths = {name: max(len(row[name]) for row in cells) for name in plain_rows[0]}
+    short = [name for name, width in widths.items() if width <= SHORT]
+    console.print(_columns(cells, {name: widths[name] for name in short}, console.width, title), width=min(console.width, WIDTH))
+    for row in cells:
+        for name in widths.keys() - set(short):
+            first = f"{row[short[0]]}: " if short else ""
+            console.print(Text.assemble((first, "dim"), cut(said(row[name]), SENTENCE)), width=min(console.width, WIDTH))
+
+
+def _columns(cells: Sequence[Mapping[str, str]], widths: Mapping[str, int], room: int, title: str) -> RenderableType:
+    """A table whose cells stay whole; where it has no room, one line a row that names each value."""
+    heading = [Text(title, style="bold")] if title else []
+    labels = {name: str(name).replace("_", " ") for name in widths}
+    wanted = sum(max(width, *map(len, labels[name].split())) + 2 for name, width in widths.items())
+    if wanted > min(room, WIDTH) + 2:
+        lines = [Text(" · ".join(f"{label} {row[name] or 'none'}" for name, label in labels.items())) for row in cells]
+        return Group(*heading, *lines)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name, label in labels.items():
+        table.add_column(Text(label), overflow="fold", min_width=widths[name])
+    for row in cells:
+        table.add_row(*(Text(row[name]) for name in widths))
+    return Group(*heading, table)
 
 
 def _cell(value: Any) -> str:
@@ -57,10 +79,11 @@ def _decision(document: Mapping[str, Any]) -> RenderableType:
     decision = str(document.get("decision", "unknown"))
     serving = document.get("serving") or {}
     kind, version = str(serving.get("kind", "")), str(serving.get("version", ""))
-    reason = stopped(str(document.get("reason", "")))
-    headline = str(document.get("headline") or f"{DECISION_WORDS.get(decision, decision.capitalize())}: {reason}")
-    lines = [f"serves now: {SERVING_WORDS.get(kind, kind) or 'nothing'}{f', version {version}' if version else ''}"]
-    if reason and reason not in headline:
+    reason = said(str(document.get("reason", "")))
+    headline = said(str(document.get("headline") or f"{DECISION_WORDS.get(decision, decision.capitalize())}: {reason}"))
+    since = f"as of {moment(str(document['finished_at']))}" if document.get("finished_at") else "now"
+    lines = [f"serves {since}: {SERVING_WORDS.get(kind, kind) or 'nothing'}{f', version {version}' if version else ''}"]
+    if decision != "promoted" and not document.get("gates") and reason not in headline:
         lines.append(f"why: {reason}")
     body = Text.assemble((headline, "bold"), *(f"\n{line}" for line in lines))
     title = Text(f"release {document.get('release_id', '?')} of {document.get('recipe', '?')}")
@@ -68,37 +91,42 @@ def _decision(document: Mapping[str, Any]) -> RenderableType:
 
 
 def _gates(document: Mapping[str, Any]) -> RenderableType:
+    """One line a gate; what a passed gate found, what decided another."""
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("gate", no_wrap=True)
     table.add_column("outcome")
-    table.add_column("what decided (whose)", ratio=3, overflow="fold")
-    table.add_column("measured, has to be", ratio=2, overflow="fold")
+    table.add_column("why", ratio=1, overflow="fold")
     table.add_column("time", no_wrap=True)
     for gate in document.get("gates", ()):
-        decided = gate.get("deciding") or _deciding(gate)
-        what = f"{decided['what']}\n({decided['where']})" if decided["where"] else decided["what"]
-        values = f"{decided['measured']}\n{decided['needed']}".strip()
+        refusing = _refusing(gate)
+        why = refusing[0] if refusing else str(gate.get("reason", ""))
         seconds = gate.get("seconds")
         time = duration(float(seconds)) if isinstance(seconds, int | float) else str(seconds or "")
-        table.add_row(Text(str(gate.get("name", "?"))), _outcome(gate), Text(what), Text(values), Text(time))
+        table.add_row(Text(str(gate.get("name", "?"))), _outcome(gate), Text(cut(said(why), TOLD_CHARS)), Text(time))
     for name in document.get("not_run", ()):
         table.add_row(Text(str(name)), Text("not run", style="dim"))
     return Padding(table, (1, 0))
 
 
-def _deciding(gate: Mapping[str, Any]) -> dict[str, str]:
-    """The first check that did not pass, from a document that does not say what decided; empty texts when all passed."""
-    worst = sorted((item for item in gate.get("checks", ()) if item.get("passed") is not True), key=lambda item: item.get("passed") is None)
-    if not worst:
-        return {"what": "", "where": "", "measured": "", "needed": ""}
-    item = worst[0]
-    sign, unit = COMPARISON_SIGNS.get(str(item.get("comparison")), "threshold"), str(item.get("unit") or "")
-    observed, ends = number(item.get("observed")), item.get("interval")
-    span = f" {interval((ends[0], ends[1]))}" if ends and all(isinstance(end, int | float) for end in ends) else ""
-    return {
-        "what": str(item.get("name", "?")), "where": str(item.get("where") or ""), "measured": f"{observed}{span} {unit}".strip(),
-        "needed": f"{sign} {number(item.get('threshold'))} {unit}".strip(),
-    }  # fmt: skip
+def _refusing(gate: Mapping[str, Any]) -> list[str]:
+    """Each check that did not pass in one clause, failed ones first; none of a passed gate, or of one that missed its control."""
+    if gate.get("outcome") == "pass" or (gate.get("control") or {}).get("caught") is False:
+        return []
+    items = [item for item in gate.get("checks", ()) if item.get("passed") is not True]
+    return [_clause(item) for item in sorted(items, key=lambda item: item.get("passed") is None)]
+
+
+def _clause(item: Mapping[str, Any]) -> str:
+    """A check of a document as `in_brief` has it; words for NaN and infinities, and keys that lack, are taken as they are."""
+    ends = item.get("interval")
+    numbers = (ends[0], ends[1]) if ends and all(isinstance(end, int | float) for end in ends) else None
+    texts = {key: str(item.get(key) or "") for key in ("name", "unit", "source", "where")}
+    sign = cast("Comparison", item.get("comparison") if item.get("comparison") in COMPARISON_SIGNS else "==")
+    known = Check(
+        observed=item.get("observed"), threshold=item.get("threshold"), passed=item.get("passed"), comparison=sign, interval=numbers,
+        **texts,
+    )  # fmt: skip
+    return in_brief(known)
 
 
 def _outcome(gate: Mapping[str, Any]) -> Text:
@@ -108,15 +136,18 @@ def _outcome(gate: Mapping[str, Any]) -> Text:
 
 
 def _problems(document: Mapping[str, Any]) -> list[RenderableType]:
-    """Each gate that did not pass: the measurement, whose it is, and what to do about it."""
+    """Each gate that did not pass: what else it refused, whose it is, and what to do about it."""
     blocks: list[RenderableType] = []
     stopping = [gate for gate in document.get("gates", ()) if gate.get("outcome") != "pass"]
     for gate in sorted(stopping, key=lambda gate: gate.get("outcome") != "fail"):
         word, style = OUTCOMES.get(str(gate.get("outcome")), ("", "yellow"))
-        blocks.append(Text.assemble((f"{gate.get('name', '?')} {word}", style)))
-        blocks.append(Padding(Text(stopped(str(gate.get("reason", "")))), (0, 0, 0, 2)))
+        refusing = _refusing(gate) or [cut(stopped(str(gate.get("reason", ""))), PROBLEM_CHARS)]
+        more = [f"and {len(refusing) - NAMED} more, all in the report"] if len(refusing) > NAMED else []
         action = stopped(str(gate.get("action") or ""))
-        blocks.append(Padding(Text(f"do: {action}" if action else ""), (0, 0, 1 if action else 0, 2)))
+        lines = [*map(said, refusing[:NAMED]), *more, *([f"do: {action}"] if action else [])]
+        blocks.append(Text.assemble((f"{gate.get('name', '?')} {word}", style)))
+        blocks += [Padding(Text(line), (0, 0, 0, 2)) for line in lines if line]
+        blocks.append(Text())
     return blocks
 
 

@@ -3,7 +3,8 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 from validation.verdict import Check, GateVerdict, Outcome, Plot, Series, Table
 
@@ -17,7 +18,10 @@ OUTCOME_MEANINGS = {
     ),
 }
 CHECK_WORDS = {True: "passed", False: "failed", None: "inconclusive"}
-COMPARISON_SIGNS = {"<=": "≤", ">=": "≥", "==": "=", "<": "<", ">": ">"}
+# after "has to be"; words for < and >, because a table cell that begins with ">" is a quotation to a workflow engine's page
+COMPARISON_SIGNS = {"<=": "≤ ", ">=": "≥ ", "==": "", "<": "below ", ">": "above "}
+CLOSEST = "closest call: "  # before the check of a passed gate that came nearest to its limit
+SHORT_ANSWER, SHORT_PLACE = 60, 40  # characters of a measurement, of its place, that a sentence can quote
 COUNTS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
 
 Value = float | int | str | None
@@ -42,7 +46,7 @@ def _decimal(value: float, digits: int) -> str:
     if value == 0:
         return "0"
     exponent = math.floor(math.log10(abs(value)))
-    if not -5 < exponent < 12:
+    if not -7 < exponent < 12:
         mantissa, power = f"{value:.{digits - 1}e}".split("e")
         return f"{_without_zeros(mantissa)}e{int(power)}"
     return _without_zeros(f"{value:,.{max(0, digits - 1 - exponent)}f}")
@@ -82,7 +86,7 @@ def needed(item: Check) -> str:
     """What a check asked: comparison, threshold, unit."""
     if item.threshold is None:
         return "no threshold"
-    return with_unit(f"{COMPARISON_SIGNS[item.comparison]} {pair(item.observed, item.threshold)[1]}", item.unit)
+    return with_unit(f"{COMPARISON_SIGNS[item.comparison]}{pair(item.observed, item.threshold)[1]}", item.unit)
 
 
 def duration(seconds: float) -> str:
@@ -107,8 +111,27 @@ def slug(text: str) -> str:
 
 def stopped(sentence: str) -> str:
     """A sentence with its full stop, first letter as given; "" stays empty."""
-    sentence = " ".join(sentence.split())
+    sentence = " ".join(re.sub(r"\^{4,}", "", sentence).split())  # what a traceback underlines with
     return sentence if not sentence or sentence[-1] in ".!?" else sentence + "."
+
+
+def said(sentence: str) -> str:
+    """A verdict's own sentence for people: with its full stop, and with signs instead of code for what a measurement has to be."""
+    return stopped(re.sub("has to be (<=|>=|==|<|>) ", lambda found: f"has to be {COMPARISON_SIGNS[found[1]]}", sentence))
+
+
+def cut(text: str, length: int) -> str:
+    """At most `length` characters of a text, whole words, "…" where something is left out."""
+    text = " ".join(text.split())
+    return text if len(text) <= length else text[: length - 1].rsplit(" ", 1)[0] + "…"
+
+
+def moment(iso: str) -> str:
+    """An ISO time as people write it, to the minute, UTC; other text as it is."""
+    try:
+        return datetime.fromisoformat(iso).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+    except ValueError:
+        return iso
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +156,28 @@ def deciding(verdict: GateVerdict) -> Deciding:
     closest = min((c for c in verdict.checks if _is_a_call(c)), key=_headroom, default=None)
     if closest is None:
         return Deciding(what=f"all {len(verdict.checks)} checks", where="", measured="as demanded", needed="all as demanded")
-    return Deciding(what=f"closest: {closest.name}", where=closest.where, measured=measured(closest), needed=needed(closest))
+    return Deciding(what=f"{CLOSEST}{closest.name}", where=closest.where, measured=measured(closest), needed=needed(closest))
+
+
+def in_brief(item: Check) -> str:
+    """A check in one short clause: what, whose, measured, has to be; a long place or a long answer stands elsewhere."""
+    where = f" ({item.where})" if 0 < len(item.where) <= SHORT_PLACE and item.where not in item.name else ""
+    if item.observed is None:
+        return f"{item.name}{where} was not measured, has to be {needed(item)}"
+    if len(measured(item)) > SHORT_ANSWER:
+        return f"{item.name}{where} is not {needed(item)}"
+    return f"{item.name}{where} is {measured(item)}, has to be {needed(replace(item, unit=''))}"  # the unit is said once
+
+
+def why_not(verdict: GateVerdict) -> str:
+    """Why a gate did not pass, as one clause: the check that decided and how many more, or the gate's own reason without checks."""
+    missed = verdict.control is not None and not verdict.control.caught
+    refusing = [item for item in ordered(verdict.checks) if not item.passed]
+    if missed or not refusing:
+        return said(verdict.reason).rstrip(".")
+    worst = [item for item in refusing if item.passed is refusing[0].passed]
+    more = f" (and {len(worst) - 1} more of {len(verdict.checks)} checks)" if len(worst) > 1 else ""
+    return in_brief(worst[0]) + more
 
 
 def ordered(checks: Sequence[Check]) -> tuple[Check, ...]:

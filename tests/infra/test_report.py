@@ -16,11 +16,13 @@ from infra.report import (
     control_sentence,
     headline,
     next_step,
+    other_reason,
     release_document,
     render_html,
     serving_sentence,
 )
-from validation.verdict import Check, GateVerdict, Outcome, check, conclude, inconclusive
+from infra.wording import said
+from validation.verdict import Check, GateVerdict, Outcome, check, conclude, equal, inconclusive
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -70,7 +72,7 @@ def test_page_is_well_formed_and_says_every_reason(refused: ReleaseReport, refus
     page = Page(refused_html)
     assert page.stack == []
     for line in refused.gates:
-        assert line.verdict.reason in page.text
+        assert said(line.verdict.reason) in page.text
         assert line.verdict.action in page.text
 
 
@@ -107,7 +109,7 @@ def test_gates_that_did_not_pass_come_first_and_stand_open(refused_html: str) ->
 def test_measurement_threshold_owner_and_next_step_stand_in_the_first_screen(refused: ReleaseReport, refused_html: str) -> None:
     """The header alone answers which gate, which measurement, which threshold, whose slice and what to do."""
     header = Page(refused_html.partition("<header")[2].partition("</header>")[0]).text
-    for said in (
+    for told in (
         "slice_quality",
         "-1.914 [-2.224, -1.604] min/flight",
         "≥ -0.72 min/flight",
@@ -115,7 +117,7 @@ def test_measurement_threshold_owner_and_next_step_stand_in_the_first_screen(ref
         "seatrial gate slice_quality",
         "version 6",
     ):
-        assert said in header
+        assert told in header
 
 
 def test_same_report_gives_the_same_bytes(refused: ReleaseReport, refused_html: str) -> None:
@@ -182,7 +184,10 @@ FAILED, PASSED, UNKNOWN = (
             "promoted", (PASSED, FAILED), (), "Promoted: one of two gates pass; scaling failed, which the policy does not require.",
             id="a gate that is not required failed",
         ),
-        pytest.param("fell_back", (PASSED, UNKNOWN, FAILED), (), "Refused: scaling failed: why; slice_quality is inconclusive: why.", id="failed before inconclusive"),
+        pytest.param(
+            "fell_back", (PASSED, UNKNOWN, FAILED), (), "Refused: scaling failed: why; slice_quality is inconclusive: why.",
+            id="failed before inconclusive",
+        ),
         pytest.param("fell_back", (PASSED, UNKNOWN), (), "Refused: slice_quality is inconclusive: why.", id="inconclusive"),
         pytest.param("held", (FAILED,), ("readiness",), "Held: scaling failed: why.", id="held"),
         pytest.param("held", (PASSED,), (), "Held: the pointer moved.", id="held though every gate passed"),
@@ -198,21 +203,24 @@ def test_headline(decision: str, gates: tuple[GateLine, ...], not_run: tuple[str
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, "The candidate, version 7, serves."),
+        ({}, "The candidate, version 7, serves as of 2025-01-14 09:33 UTC."),
         (
             {"decision": "fell_back", "serving_kind": "last_known_good", "serving_version": "6"},
-            "The last known-good, version 6, serves. The candidate, version 7, may not serve.",
+            "The last known-good, version 6, serves as of 2025-01-14 09:33 UTC. The candidate, version 7, may not serve.",
         ),
         (
             {"decision": "fell_back", "serving_kind": "baseline", "serving_version": "1", "candidate_version": ""},
-            "The baseline, version 1, serves. The candidate may not serve.",
+            "The baseline, version 1, serves as of 2025-01-14 09:33 UTC. The candidate may not serve.",
         ),
-        ({"decision": "held", "serving_kind": "", "serving_version": ""}, "Nothing serves. The candidate, version 7, waits."),
+        (
+            {"decision": "held", "serving_kind": "", "serving_version": ""},
+            "Nothing serves as of 2025-01-14 09:33 UTC. The candidate, version 7, waits.",
+        ),
     ],
     ids=["promoted", "fell back", "never registered", "nothing serves"],
 )
 def test_serving_sentence(changes: dict[str, object], expected: str) -> None:
-    """What serves is named by role and version, and the candidate's fate beside it."""
+    """What serves is named by role, version and time, since the page outlives it, and the candidate's fate beside it."""
     assert serving_sentence(small(**changes)) == expected
 
 
@@ -269,3 +277,32 @@ def test_document_is_json_and_names_what_decided(refused: ReleaseReport) -> None
 def test_commands_are_set_as_code(text: str, html: str) -> None:
     """Backticks around a command become code; everything inside and outside is escaped."""
     assert str(coded(text)) == html
+
+
+def test_every_refusing_gate_stands_in_the_header() -> None:
+    """Two gates refused: both, with what each measured and what to do about each, stand in the first screen."""
+    lines = [
+        sample.line(conclude(gate, [check("x", 0.3, ">=", 0.5, unit="", source="", where=where, action=f"mend {gate}")], passed_reason=""))
+        for gate, where in (("scaling", "W=8"), ("slice_quality", "carrier=EV"))
+    ]
+    header = Page(render_html(small(decision="fell_back", gates=tuple(lines))).partition("</header>")[0].partition("<header")[2]).text
+    for told in ("scaling decided on x, W=8", "slice_quality decided on x, carrier=EV", "mend scaling.", "mend slice_quality."):
+        assert told in " ".join(header.split())
+
+
+def test_the_reason_tells_only_what_the_gates_do_not() -> None:
+    """What gates said is not said twice; that no fallback can serve, or a drill, is."""
+    told = "scaling is fail: why; slice_quality is inconclusive: why"
+    report = small(decision="held", gates=(FAILED, UNKNOWN), reason=f"{told}; no fallback can serve (none)")
+    assert other_reason(report) == "no fallback can serve (none)."
+    assert other_reason(replace(report, reason=told)) == ""
+
+
+def test_a_long_answer_is_folded() -> None:
+    """A traceback as a measurement opens on demand and leaves the table its shape."""
+    answer = "open: " + "words of a traceback " * 30
+    page = render_html(
+        small(gates=(sample.line(conclude("readiness", [equal("drill", answer, "satisfied", source="")], passed_reason="")),))
+    )
+    assert page.count('<details class="fold"><summary>drill is open: words') == 1
+    assert page.count('<details class="fold"><summary>open: words') == 1

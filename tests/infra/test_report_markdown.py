@@ -7,8 +7,8 @@ import helpers_report as sample
 import pytest
 
 from infra.markdown import DESCRIPTION_CHARS, gate_artifact_markdown, plot_files, registry_description, release_summary_markdown, table_rows
-from infra.report import ReleaseReport
-from validation.verdict import Check, conclude
+from infra.report import ReleaseReport, headline
+from validation.verdict import Check, Outcome, check, conclude
 
 
 @pytest.fixture(scope="module", params=["promoted", "refused"])
@@ -69,7 +69,7 @@ def test_gate_artifact_shows_checks_control_and_picture() -> None:
         "carrier=EV",
         "**Do next:**",
         "**Positive control:**",
-        "26 more checks",
+        "checks passed; the artifact `slice-quality-checks` has them all",
         "](data:image/png;base64,",
     ):
         assert said in text
@@ -78,7 +78,7 @@ def test_gate_artifact_shows_checks_control_and_picture() -> None:
 def test_summary_shows_decision_cost_and_why(report: ReleaseReport) -> None:
     """The release's artifact says what was decided, why, what to do and what it cost."""
     text = release_summary_markdown(report)
-    assert report.reason in text
+    assert headline(report) in text
     assert "| wall clock | 183.2 | s |" in text
     assert ("data:image/png" in text) == (report.decision != "promoted")
 
@@ -87,7 +87,7 @@ def test_rows_are_text_and_worst_first() -> None:
     """The table artifact's first row is the check that failed; every value is a string."""
     rows = table_rows(sample.slice_gate(regressed="carrier=EV"))
     assert rows[0] | {"threshold comes from": ""} == {
-        "check": "utility against last known-good", "outcome": "failed", "observed": "-1.914 [-2.224, -1.604]", "has to be": "≥ -0.72",
+        "check": "utility against last known-good", "outcome": "failed", "measured": "-1.914 [-2.224, -1.604]", "has to be": "≥ -0.72",
         "unit": "min/flight", "whose": "carrier=EV", "threshold comes from": "",
     }  # fmt: skip
     assert all(isinstance(value, str) for row in rows for value in row.values())
@@ -102,10 +102,31 @@ def test_rows_are_text_and_worst_first() -> None:
         ("**bold**", r"\*\*bold\*\*"), ("&lt;b&gt;", "&amp;lt;b&amp;gt;"),
     ],
 )  # fmt: skip
-def test_hostile_text_breaks_no_table(hostile: str, shown: str) -> None:
+def test_hostile_text_breaks_no_line(hostile: str, shown: str) -> None:
     """Bars, newlines, tags and links from outside stay text; plain comparisons, intervals and commands stay as written."""
     item = Check(name=hostile, observed="a", threshold="b", unit="", passed=False, where=hostile)
     text = gate_artifact_markdown(sample.line(conclude("scaling", [item], passed_reason="")))
-    row = next(line for line in text.splitlines() if line.startswith("| ") and "failed" in line)
-    assert row.startswith(f"| {shown} | failed | a | = b |")
-    assert len(re.findall(r"(?<!\\)\|", row)) == 8
+    row = next(line for line in text.splitlines() if line.startswith("- **failed**: "))
+    assert row == f"- **failed**: {shown} is a, has to be b."
+    assert not re.search(r"(?<!\\)\|", row)
+
+
+def test_no_cell_of_the_table_artifact_begins_as_a_quotation() -> None:
+    """The engine reads cells as markdown: "> 0" would show as a quoted 0."""
+    rows = table_rows(conclude("g", [check("gain", 1.0, ">", 0.0, unit="", source="")], passed_reason=""))
+    assert rows[0]["has to be"] == "above 0"
+
+
+def test_each_failed_gate_shows_a_picture() -> None:
+    """The first failed gate's plots do not crowd out the second one's."""
+    gates = tuple(replace(line, verdict=replace(line.verdict, outcome=Outcome.FAIL)) for line in sample.refused().gates)
+    shown = re.findall(r"path=plots/([a-z-]+)-\d", registry_description(replace(sample.refused(), gates=gates), "r", "1"))
+    assert len(set(shown)) >= 3
+
+
+def test_summary_lists_every_gate_with_what_it_refused() -> None:
+    """One line a gate, those that did not pass first, with numbers and next step; a list wraps where a table is cut off."""
+    lines = [line for line in release_summary_markdown(sample.refused()).splitlines() if line.startswith("- **")]
+    assert lines[0].startswith("- **slice_quality failed**: utility against last known-good (carrier=EV) is -1.914")
+    assert lines[1].startswith("- **scaling inconclusive**")
+    assert len(lines) == 6

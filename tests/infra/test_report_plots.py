@@ -7,8 +7,11 @@ from itertools import pairwise
 import helpers_report as sample
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
+from infra.drawing import reference_text
+from infra.plot_bars import draw_bars
 from infra.plot_lines import spread
 from infra.plots import plot_png
 from validation.verdict import Plot, Series
@@ -27,11 +30,11 @@ def pixels(png: bytes) -> "np.typing.NDArray[np.int64]":
 
 @pytest.mark.parametrize("title", PLOTS)
 def test_plot_is_a_png_of_plausible_size(title: str) -> None:
-    """Every sample plot is 1024 pixels wide, neither empty nor heavy."""
+    """Every sample plot is 736 pixels wide, neither empty nor heavy."""
     png = plot_png(PLOTS[title])
     image = Image.open(io.BytesIO(png))
     assert image.format == "PNG"
-    assert image.width == 1024
+    assert image.width == 736
     assert 10_000 < len(png) < 250_000
     assert len(np.unique(pixels(png))) > 20
 
@@ -46,8 +49,8 @@ def test_equal_plots_give_equal_bytes(title: str) -> None:
 def test_many_slices_get_the_height_they_need() -> None:
     """45 slices are listed downwards with room for each name, nothing is squeezed into a fixed height."""
     many, few = PLOTS["Utility of the candidate minus last known-good, by slice"], PLOTS["Idle time by rank at W=4"]
-    assert pixels(plot_png(many)).shape[0] > 45 * 35
-    assert pixels(plot_png(few)).shape[0] < 700
+    assert pixels(plot_png(many)).shape[0] > 45 * 25
+    assert pixels(plot_png(few)).shape[0] < 500
 
 
 @pytest.mark.parametrize(
@@ -74,7 +77,7 @@ def test_many_slices_get_the_height_they_need() -> None:
 )
 def test_odd_data_are_drawn_or_named_never_raised(plot: Plot) -> None:
     """A report is written on the worst day: NaN, infinities, empty series and hostile names give a picture."""
-    assert pixels(plot_png(plot)).shape[1] == 1024
+    assert pixels(plot_png(plot)).shape[1] == 736
 
 
 def test_series_of_unequal_length_say_so() -> None:
@@ -107,3 +110,27 @@ def test_labels_are_pushed_apart_and_stay_inside() -> None:
     spots = spread([0.5, 0.51, 0.99, 1.0], [0.1] * 4)
     assert all(after - before >= 0.1 - 1e-9 for before, after in pairwise(spots))
     assert max(spots) <= 1.0
+
+
+@pytest.mark.parametrize(
+    ("label", "text"),
+    [
+        ("floor", "floor 0.01"),
+        ("", "threshold 0.01"),
+        ("floor (0.2 if shared)", "floor 0.01 (0.2 if shared)"),
+        ("limit 0.01", "limit 0.01"),
+    ],
+)
+def test_a_thresholds_value_stands_beside_its_name(label: str, text: str) -> None:
+    """A remark in brackets follows the value and is never taken for it."""
+    plot = Plot(title="t", kind="bar", x_label="x", y_label="y", series=(), reference=0.01, reference_label=label)
+    assert reference_text(plot) == text
+
+
+def test_a_stack_with_an_empty_part_keeps_room_above_it() -> None:
+    """A phase that took no time draws nothing: the picture is the same as without it, apart from the legend."""
+    figure = Figure()
+    series = tuple(Series(name=name, x=("W=1", "W=2"), y=(y, y)) for name, y in (("forward", 9.0), ("checkpoint", 0.0)))
+    plot = Plot(title="t", kind="bar", x_label="x", y_label="ms", series=series, stacked=True)
+    draw_bars(figure.add_subplot(), plot)
+    assert figure.axes[0].get_ylim()[1] > 9.2

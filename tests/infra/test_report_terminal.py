@@ -53,7 +53,7 @@ def test_a_bare_document_is_shown_as_far_as_it_goes() -> None:
     checks = [{"name": "efficiency", "observed": "NaN", "threshold": 0.5, "unit": "ratio", "passed": False}]
     gate = {"name": "scaling", "outcome": "fail", "attempt": 2, "reused": False, "seconds": 3.0, "checks": checks}
     text = shown({"release_id": "r", "recipe": "flights", "decision": "unfinished", "gates": [gate], "reason": "killed"})
-    for said in ("Unfinished: killed.", "serves now: nothing", "failed", "on attempt 2", "efficiency", "NaN", "threshold 0.5"):
+    for said in ("Unfinished: killed.", "serves now: nothing", "failed", "on attempt 2", "efficiency", "NaN", "has to be 0.5"):
         assert said in text
     assert "release ? of ?" in shown({})
 
@@ -70,3 +70,20 @@ def test_rows_become_a_table_of_their_keys() -> None:
     render_rows([], console)
     words = console.file.getvalue().split()  # type: ignore[attr-defined]
     assert words == ["lab", "workers", "step", "ms", "serving", "16", "145.6", "baseline", "1"]
+
+
+def test_ids_stay_whole_and_sentences_stand_under_the_rows() -> None:
+    """In 80 columns an id can be copied, and a long reason is told below the table, cut."""
+    console = Console(file=io.StringIO(), width=80)
+    rows = [{"release_id": "digits-20261129-191609-dbce", "decision": "fell_back", "reason": "a slice is worse than before " * 20}]
+    render_rows(rows, console)
+    table, _, sentence = console.file.getvalue().partition("fell_back")  # type: ignore[attr-defined]
+    assert "digits-20261129-191609-dbce" in table
+    assert sentence.strip().endswith("…")
+
+
+def test_a_table_without_room_names_each_value() -> None:
+    """Too many columns become one line a row: nothing is folded inside a word or cut off."""
+    console = Console(file=io.StringIO(), width=60)
+    render_rows([{f"a_long_key_{i}": "value-in-one-piece" for i in range(5)}], console)
+    assert console.file.getvalue().count("value-in-one-piece") == 5  # type: ignore[attr-defined]

@@ -1,18 +1,36 @@
 """Numbers, outcomes and checks in words."""
 
 import math
+from dataclasses import replace
 
 import pytest
 
-from infra.wording import count, deciding, duration, measured, needed, number, ordered, pair, plot_table, slug, stopped
-from validation.verdict import Check, Plot, Series, check, conclude, equal
+from infra.wording import (
+    count,
+    cut,
+    deciding,
+    duration,
+    in_brief,
+    measured,
+    moment,
+    needed,
+    number,
+    ordered,
+    pair,
+    plot_table,
+    said,
+    slug,
+    stopped,
+    why_not,
+)
+from validation.verdict import Check, Plot, Series, check, conclude, controlled, equal
 
 
 @pytest.mark.parametrize(
     ("value", "text"),
     [
         (0.0, "0"), (0.8274, "0.8274"), (1390.04, "1,390"),
-        (245817, "245,817"), (0.71, "0.71"), (1e-7, "1e-7"), (0.000407, "0.000407"), (1.25e-9, "1.25e-9"),
+        (245817, "245,817"), (0.71, "0.71"), (1e-7, "1e-7"), (2.36e-5, "0.0000236"), (0.000407, "0.000407"), (1.25e-9, "1.25e-9"),
         (3.2e14, "3.2e14"), (-1.9144, "-1.914"), (99999.6, "100,000"), (math.nan, "NaN"), (math.inf, "infinity"), (-math.inf, "-infinity"),
         (None, "not measured"), ("a" * 64, "aaaaaaaaaaaa…"), ("kill:rank=1,step=7,phase=backward", "kill:rank=1,step=7,phase=backward"),
     ],
@@ -70,7 +88,7 @@ def test_closest_call_of_a_pass_is_named() -> None:
         check("kills", 2.0, ">=", 2.0, unit="", source=""),
         equal("state", "ab", "ab", source=""),
     ]
-    assert deciding(conclude("g", checks, passed_reason="")).what == "closest: near"
+    assert deciding(conclude("g", checks, passed_reason="")).what == "closest call: near"
     assert deciding(conclude("g", checks[2:], passed_reason="")).what == "all 2 checks"
 
 
@@ -95,3 +113,47 @@ def test_small_words() -> None:
 def test_check_without_threshold_says_so() -> None:
     """A check that nothing was demanded of does not print a comparison with nothing."""
     assert needed(Check(name="n", observed=1.0, threshold=None, unit="", passed=None)) == "no threshold"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "told"),
+    [
+        ("a is 0.3, has to be >= 0.5", "a is 0.3, has to be ≥ 0.5."),
+        ("a is open, has to be == satisfied", "a is open, has to be satisfied."),
+        ("a is 0, has to be > 0", "a is 0, has to be above 0."),
+        ("torch >= 2 was found", "torch >= 2 was found."),
+        ("raised here ^^^^^^^^^ in line 3", "raised here in line 3."),
+    ],
+)
+def test_a_verdicts_sentence_reads_without_code(sentence: str, told: str) -> None:
+    """What a measurement has to be is said with signs and words; other comparisons stay; tracebacks lose their underlining."""
+    assert said(sentence) == told
+
+
+def test_a_check_in_brief_says_its_unit_once_and_leaves_long_places_out() -> None:
+    """A clause holds name, short place, value, limit; an answer in many words is left to the table."""
+    item = check("utility", -2.3, ">", 0.0, unit="USD", source="", where="carrier=EV")
+    assert in_brief(item) == "utility (carrier=EV) is -2.3 USD, has to be above 0"
+    assert in_brief(replace(item, where="x" * 41)) == "utility is -2.3 USD, has to be above 0"
+    assert in_brief(replace(item, observed=None)) == "utility (carrier=EV) was not measured, has to be above 0 USD"
+    assert in_brief(equal("drill", "open: " + "why " * 20, "satisfied", source="")) == "drill is not satisfied"
+
+
+def test_why_not_counts_what_else_failed() -> None:
+    """The first failed check speaks for its gate, and says how many more there are; a blind gate speaks for itself."""
+    checks = [check(name, 0.0, ">=", 1.0, unit="", source="") for name in "ab"]
+    verdict = conclude("g", checks, passed_reason="")
+    assert why_not(verdict) == "a is 0, has to be ≥ 1 (and 1 more of 2 checks)"
+    assert why_not(controlled(verdict, "a defect", "c", verdict)).startswith("the positive control was missed")
+
+
+@pytest.mark.parametrize(("length", "text"), [(20, "one two three"), (11, "one two…"), (9, "one two…")])
+def test_a_cut_text_keeps_whole_words(length: int, text: str) -> None:
+    """Nothing is longer than asked, and what is left out is marked."""
+    assert cut(" one  two three", length) == text
+
+
+def test_moments_are_read_in_utc() -> None:
+    """An ISO time is told to the minute in UTC; anything else as it is."""
+    assert moment("2025-01-14T10:33:07+01:00") == "2025-01-14 09:33 UTC"
+    assert moment("yesterday") == "yesterday"
