@@ -25,6 +25,11 @@ from validation.errors import RankError
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
 
 
+# What each rank receives in a step when nothing is cut into chunks. Interleaved whole steps of `flights` (1.9 MiB at W = 8) took 1 to 7 %
+# less time at once than by chunks; at twice that size there was no difference, at three times and more chunks were faster (gloo, 2 cores).
+AT_ONCE_BYTES = 2 << 20
+
+
 class Totals(NamedTuple):
     """Over the whole global batch of one step, the same on every rank."""
 
@@ -59,8 +64,9 @@ class ExactReduction:
     """Adds lane gradients in the canonical tree: the same bits for every world size from 1 to V.
 
     Each rank folds its lanes to its maximal aligned subtrees. `all_to_all_single` brings every node's chunk c to rank c, which finishes
-    the tree on it; `all_gather_into_tensor` spreads the results. Each lane's (loss sum, weight) and the step number ride along with the
-    gathered chunk as float64, bit-cast to the gradients' type. The volume equals a ring all-reduce's when W divides V.
+    the tree on it; then the results are spread. The volume equals a ring all-reduce's when W divides V. Small gradients wait for their
+    peers longer than they travel: below AT_ONCE_BYTES every rank gets all nodes in one collective and finishes the whole tree by itself.
+    Each lane's (loss sum, weight) and the step number ride along as float64, bit-cast to the gradients' type.
     """
 
     def __init__(self, model: nn.Module, world: World, lanes: int, clock: StepClock, faults: FaultPlan) -> None:
@@ -72,6 +78,10 @@ class ExactReduction:
         self._chunk = -(-sum(p.numel() for p in self._parameters) // world.world_size)
         self._lanes = [rank_lanes(rank, world.world_size, lanes) for rank in range(world.world_size)]
         self._nodes = [aligned_subtrees(lanes) for lanes in self._lanes]
+        self._most_nodes = max(map(len, self._nodes))
+        self._flat_size = self._chunk * world.world_size
+        all_bytes = world.world_size * self._most_nodes * self._flat_size * self._parameters[0].element_size()
+        self._exchange = self._at_once if all_bytes <= AT_ONCE_BYTES else self._by_chunks
         self._spare: list[Flat] = []
         self._fold = TreeFold(self._add)
         self._scalars: list[Tensor] = []  # (loss sum, weight) of each own lane, float64
@@ -102,33 +112,58 @@ class ExactReduction:
         if self._world.world_size == 1 or self._faults.skips(step):
             self._faults.at("collective", step)
             return self._keep(functools.reduce(self._add, nodes), own)
-        gathered = self._exchange(step, own, nodes)
+        root, tails = self._exchange(step, own, nodes)
         self._spare.extend(nodes)
         result = self._take()
-        result.buffer.view(self._world.world_size, self._chunk).copy_(gathered[:, : self._chunk])
-        return self._keep(result, self._all_scalars(gathered[:, self._chunk :].contiguous().view(torch.float64), step))
+        result.buffer.view(self._world.world_size, self._chunk).copy_(root)
+        return self._keep(result, self._all_scalars(tails, step))
 
-    def _exchange(self, step: int, own: Tensor, nodes: Sequence[Flat]) -> Tensor:
-        """Both collectives of a step. Returns: (W, C + tail), each rank's finished chunk and its tail of scalars."""
+    def _at_once(self, step: int, own: Tensor, nodes: Sequence[Flat]) -> tuple[Tensor, Tensor]:
+        """Every node to every rank. Collective. Returns: root (W, C) and the ranks' tails (W, T)."""
+        self._faults.at("collective", step)
+        padding = [nodes[0].buffer] * (self._most_nodes - len(nodes))  # rows of one length; nobody reads it
+        gathered = self._spread(torch.cat([*(flat.buffer for flat in nodes), *padding, self._tail(step, own, nodes[0].buffer)]))
+        fold = TreeFold(Tensor.add_)
+        for held, row in zip(self._nodes, gathered, strict=True):
+            for place, node in enumerate(held):
+                fold.push(node, row[place * self._flat_size : (place + 1) * self._flat_size])
+        return fold.held[0][1].view(-1, self._chunk), gathered[:, self._most_nodes * self._flat_size :]
+
+    def _by_chunks(self, step: int, own: Tensor, nodes: Sequence[Flat]) -> tuple[Tensor, Tensor]:
+        """Chunk c of every node to rank c, then its root to every rank. Two collectives. Returns: as `_at_once`."""
         world_size, chunk, counts = self._world.world_size, self._chunk, [len(nodes) for nodes in self._nodes]
         rows = [flat.buffer.view(world_size, chunk) for flat in nodes]
         outgoing = rows[0] if len(rows) == 1 else torch.stack(rows, dim=1)  # (W, own nodes, C): chunk c of all nodes goes to rank c
-        incoming = own.new_empty((sum(counts), chunk), dtype=outgoing.dtype)
+        incoming = outgoing.new_empty((sum(counts), chunk))
         splits = [chunk * count for count in counts]
         dist.all_to_all_single(incoming.view(-1), outgoing.reshape(-1), splits, [chunk * len(rows)] * world_size)
         self._faults.at("collective", step)
         fold = TreeFold(Tensor.add_)
         for node, row in zip((node for nodes in self._nodes for node in nodes), incoming, strict=True):
             fold.push(node, row)
+        gathered = self._spread(torch.cat((fold.held[0][1], self._tail(step, own, incoming))))
+        return gathered[:, :chunk], gathered[:, chunk:]
+
+    def _spread(self, row: Tensor) -> Tensor:
+        """Every rank's row (n,) to every rank: (W, n). Collective."""
+        gathered = row.new_empty((self._world.world_size, row.numel()))
+        if (
+            dist.get_backend() == "gloo"
+        ):  # its all_gather is a ring: W - 1 rounds, each of which waits for the slowest process to be scheduled
+            dist.all_to_all_single(gathered.view(-1), row.repeat(self._world.world_size))
+        else:
+            _all_gather(gathered.view(-1), row)
+        return gathered
+
+    def _tail(self, step: int, own: Tensor, like: Tensor) -> Tensor:
+        """The step and (loss sum, weight) of each own lane, as long as the longest of all ranks, in the type of `like`."""
         tail = own.new_zeros(1 + 2 * max(map(len, self._lanes)))
         tail[0], tail[1 : 1 + own.numel()] = step, own.reshape(-1)
-        sent = torch.cat((fold.held[0][1], tail.view(incoming.dtype)))
-        gathered = sent.new_empty((world_size, sent.numel()))
-        _all_gather(gathered.view(-1), sent)
-        return gathered
+        return tail.view(like.dtype)
 
     def _all_scalars(self, tails: Tensor, step: int) -> Tensor:
         """(loss sum, weight) by lane, (V, 2), out of the ranks' tails. Raises RankError when a rank is at another step."""
+        tails = tails.contiguous().view(torch.float64)
         steps = [int(value) for value in tails[:, 0].tolist()]
         if any(value != step for value in steps):
             raise RankError(_out_of_step(self._world.rank, step, f"the ranks' steps are {steps} (by rank)"))
@@ -153,7 +188,7 @@ class ExactReduction:
         if self._spare:
             return self._spare.pop()
         first = self._parameters[0]
-        buffer = first.new_zeros(self._chunk * self._world.world_size, requires_grad=False)
+        buffer = first.new_zeros(self._flat_size, requires_grad=False)
         pieces = torch.split(buffer[: sum(p.numel() for p in self._parameters)], [p.numel() for p in self._parameters])
         return Flat(buffer, tuple(piece.view(p.shape) for piece, p in zip(pieces, self._parameters, strict=True)))
 

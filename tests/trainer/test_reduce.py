@@ -12,11 +12,13 @@ import torch
 from helpers_loop import run_ranks, tiny_job
 from torch import nn
 
+from trainer import reduce
 from trainer.faults import FaultPlan
 from trainer.lanes import rank_lanes
 from trainer.reduce import ExactReduction, FastReduction
 from trainer.telemetry import StepClock
 from trainer.world import World
+from validation.errors import RankError
 
 SIZES = (1, 2, 3, 7, 16, 61, 1000)  # gradient elements of the two parameters together; most do not divide by W
 CASES = tuple((lanes, size, dtype) for lanes in (1, 2, 4, 8, 16) for size in SIZES for dtype in ("float32", "float64"))
@@ -24,15 +26,26 @@ Case = tuple[int, int, str]
 Array = npt.NDArray[Any]
 
 
+@pytest.mark.parametrize("at_once_bytes", [0, 1 << 30], ids=["by chunks", "at once"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 4, 5, 6, 7, 8, 11, 13, 16])
-def test_exact_equals_a_plain_tree(world_size: int, tmp_path: Path) -> None:
+def test_exact_equals_a_plain_tree(world_size: int, at_once_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every rank of every split ends with the bits of the tree that one process adds; loss and weight come along unharmed."""
+    monkeypatch.setattr(reduce, "AT_ONCE_BYTES", at_once_bytes)  # before the ranks are forked
     cases = [case for case in CASES if case[0] >= world_size]
     seen = run_ranks(tiny_job(tmp_path, world_size=world_size), partial(exact_sums, cases))
 
     for number, case in enumerate(cases):
         expected = plain_sums(case)
         assert all(rank[number] == expected for rank in seen), case
+
+
+@pytest.mark.parametrize("at_once_bytes", [0, 1 << 30], ids=["by chunks", "at once"])
+def test_ranks_out_of_step_are_refused(at_once_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Gradients of different steps are never added: every rank hears of it, whichever way they travelled."""
+    monkeypatch.setattr(reduce, "AT_ONCE_BYTES", at_once_bytes)
+    seen = run_ranks(tiny_job(tmp_path, world_size=3), one_rank_ahead)
+
+    assert all("the ranks' steps are [4, 5, 4] (by rank): a rank left out a collective" in said for said in seen)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])
@@ -83,6 +96,18 @@ def exact_sums(cases: Sequence[Case], world: World) -> list[tuple[bytes, float, 
             totals = reduction.finish(step)
         found.append((flat_gradient(model).tobytes(), totals.loss_sum, totals.weight))
     return found
+
+
+def one_rank_ahead(world: World) -> str:
+    """What the reduction says when rank 1 has skipped a step."""
+    case, step = (8, 61, "float32"), 4 + (world.rank == 1)
+    model = two_parameters(case)
+    reduction = ExactReduction(model, world, case[0], *quiet(world))
+    for lane in rank_lanes(world.rank, world.world_size, case[0]):
+        reduction.backward(step, lane, *losses_of(model, case, range(lane, lane + 1)))
+    with pytest.raises(RankError) as caught:
+        reduction.finish(step)
+    return str(caught.value)
 
 
 def fast_sums(cases: Sequence[Case], world: World) -> list[tuple[Array, float, float]]:
