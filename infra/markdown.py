@@ -144,11 +144,12 @@ def _verdicts(report: ReleaseReport) -> str:
 
 def _verdict(line: GateLine, already_told: str) -> str:
     verdict, refusing = line.verdict, refusing_checks(line.verdict)
-    more = [f"and {len(refusing) - NAMED} more"] if len(refusing) > NAMED else []
-    told = "; ".join([*map(in_brief, refusing[:NAMED]), *more]) or verdict.reason
+    told = in_brief(refusing[0]) if refusing and not is_passed(line) else verdict.reason
     action = stopped(verdict.action)
     todo = f" Do: {action}" if action not in ("", already_told) and not is_passed(line) else ""
-    return f"- **{_text(verdict.gate)} {gate_words(line)}**: {_text(said(verdict.reason if is_passed(line) else told) + todo)}"
+    more = [*map(in_brief, refusing[1:NAMED]), *([f"and {len(refusing) - NAMED} more"] if len(refusing) > NAMED else [])]
+    first = f"- **{_text(verdict.gate)} {gate_words(line)}**: {_text(said(told) + todo)}"
+    return "\n".join([first, *(f"    - {_text(item)}" for item in more)])
 
 
 def _checks(verdict: GateVerdict) -> str:
@@ -185,12 +186,12 @@ def _named_plots(report: ReleaseReport) -> list[tuple[str, str, Plot]]:
 
 
 def _key_plots(report: ReleaseReport) -> list[tuple[str, Plot]]:
-    """First two plots of each gate that did not pass, then the first plot of each key gate."""
+    """The first plot of each gate that did not pass, then their second ones, then the first plot of each key gate."""
     named = _named_plots(report)
     urgent = [line.verdict.gate for line in by_urgency(report) if not is_passed(line)]
-    shown = [item for gate in urgent for item in [(path, plot) for path, owner, plot in named if owner == gate][:URGENT_PLOTS]]
-    for gate in KEY_GATES:
-        shown += [(path, plot) for path, owner, plot in named if owner == gate and gate not in urgent][:1]
+    of_gate = {gate: [(path, plot) for path, owner, plot in named if owner == gate] for gate in (*urgent, *KEY_GATES)}
+    shown = [plots[rank] for rank in range(URGENT_PLOTS) for gate in urgent if len(plots := of_gate[gate]) > rank]
+    shown += [plots[0] for gate in KEY_GATES if gate not in urgent and (plots := of_gate[gate])]
     return shown[:KEY_PLOTS]
 
 

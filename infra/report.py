@@ -30,7 +30,7 @@ FOLD_ROWS = 14  # longer tables that stand beside no plot are folded
 TOLD = 2  # refusing gates whose reasons the headline quotes; the others are named
 NAMED = 4  # refusing checks of a gate that are named where there is little room
 LONG, BRIEF = 240, 90  # characters of an answer that a table of checks, of gates shows
-BESIDE = 4  # columns of a table that fit beside a plot; wider ones stand below it
+BESIDE = 52  # characters that fit beside a plot; a table that cannot be folded to them stands below it
 SHOWN_PX = 640  # width of a plot on the page
 
 
@@ -215,6 +215,7 @@ class Figure:
     image: str  # data URI
     height_px: int  # shown at a width of 640
     table: Table
+    is_wide: bool  # the table has no room beside the plot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +278,16 @@ def _section(line: GateLine) -> Section:
 def _figure(plot: Plot, table: Table | None) -> Figure:
     png = plot_png(plot)
     width, height = struct.unpack(">II", png[16:24])  # of the PNG's first chunk
-    return Figure(plot=plot, image=data_uri(png), height_px=round(height * SHOWN_PX / width), table=table or wording.plot_table(plot))
+    shown = table or wording.plot_table(plot)
+    return Figure(
+        plot=plot, image=data_uri(png), height_px=round(height * SHOWN_PX / width), table=shown, is_wide=folded_width(shown) > BESIDE
+    )  # fmt: skip
+
+
+def folded_width(table: Table) -> int:
+    """Characters that a table takes when every cell is folded at its spaces; three a column for the gaps."""
+    columns = [[name, *(wording.number(row[i]) for row in table.rows)] for i, name in enumerate(table.columns)]
+    return sum(3 + max(len(word) for cell in column for word in (cell.split() or [""])) for column in columns)
 
 
 def coded(text: str) -> Markup:
@@ -301,12 +311,12 @@ def _environment() -> jinja2.Environment:
     environment.filters |= {
         "number": wording.number, "duration": wording.duration, "coded": coded, "stopped": wording.stopped,
         "measured": wording.measured, "said": wording.said,
-        "needed": wording.needed, "interval": wording.interval, "gate_words": gate_words, "control_sentence": control_sentence,
+        "needed": wording.needed, "limit": wording.limit, "gate_words": gate_words, "control_sentence": control_sentence,
         "cut": wording.cut, "in_brief": wording.in_brief, "moment": wording.moment,
     }  # fmt: skip
     environment.globals |= {
         "CHECK_WORDS": wording.CHECK_WORDS, "OUTCOME_WORDS": wording.OUTCOME_WORDS, "OUTCOME_MEANINGS": wording.OUTCOME_MEANINGS,
-        "CLOSEST": wording.CLOSEST, "NAMED": NAMED, "LONG": LONG, "BRIEF": BRIEF, "BESIDE": BESIDE, "FOLD_ROWS": FOLD_ROWS,
+        "CLOSEST": wording.CLOSEST, "NAMED": NAMED, "LONG": LONG, "BRIEF": BRIEF, "FOLD_ROWS": FOLD_ROWS,
         "SHOWN_PX": SHOWN_PX, "is_passed": is_passed,
     }  # fmt: skip
     return environment

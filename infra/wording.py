@@ -89,6 +89,11 @@ def needed(item: Check) -> str:
     return with_unit(f"{COMPARISON_SIGNS[item.comparison]}{pair(item.observed, item.threshold)[1]}", item.unit)
 
 
+def limit(item: Check) -> str:
+    """What a check asked, where its unit stands beside it already."""
+    return needed(replace(item, unit=""))
+
+
 def duration(seconds: float) -> str:
     """Seconds for people: 0.42 s, 3 min 20 s, 2 h 5 min."""
     if not math.isfinite(seconds) or seconds < 0:
@@ -166,7 +171,7 @@ def in_brief(item: Check) -> str:
         return f"{item.name}{where} was not measured, has to be {needed(item)}"
     if len(measured(item)) > SHORT_ANSWER:
         return f"{item.name}{where} is not {needed(item)}"
-    return f"{item.name}{where} is {measured(item)}, has to be {needed(replace(item, unit=''))}"  # the unit is said once
+    return f"{item.name}{where} is {measured(item)}, has to be {limit(item)}"
 
 
 def why_not(verdict: GateVerdict) -> str:

@@ -14,6 +14,7 @@ from infra.report import (
     ReleaseReport,
     coded,
     control_sentence,
+    folded_width,
     headline,
     next_step,
     other_reason,
@@ -22,7 +23,7 @@ from infra.report import (
     serving_sentence,
 )
 from infra.wording import said
-from validation.verdict import Check, GateVerdict, Outcome, check, conclude, equal, inconclusive
+from validation.verdict import Check, GateVerdict, Outcome, Table, check, conclude, equal, inconclusive
 
 VOID = {"meta", "img", "br", "link", "input", "hr"}
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>"
@@ -306,3 +307,9 @@ def test_a_long_answer_is_folded() -> None:
     )
     assert page.count('<details class="fold"><summary>drill is open: words') == 1
     assert page.count('<details class="fold"><summary>open: words') == 1
+
+
+@pytest.mark.parametrize(("columns", "width"), [(("rank", "idle (ms)"), 14), (("slice", "x" * 40), 51)])
+def test_a_tables_width_is_that_of_its_longest_words(columns: tuple[str, ...], width: int) -> None:
+    """Cells fold at spaces, so the longest word of each column decides whether a table fits beside its plot."""
+    assert folded_width(Table(title="t", columns=columns, rows=(("W=2 a b", 3.25),))) == width
