@@ -1,6 +1,7 @@
 """The release, in the order in which it happens. Two flows: `release`, and `rerun-gate` for one gate of an earlier release."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from prefect import flow, get_run_logger, task
@@ -12,6 +13,7 @@ from flows.candidate import Candidate, candidate_payload, check_fallbacks, find_
 from flows.gates import Release, fresh_bench, hold_gate, reusable, skip_gate, utc_now
 from flows.pages import show_gate, show_release
 from flows.plan import ReleasePlan, ReleaseRequest, make_plan, request_of, take_plan
+from flows.progress import ProgressBar, Said
 from flows.promote import conclude, ensure_serving
 from flows.surroundings import make_ready
 from infra.journal import Journal
@@ -52,23 +54,24 @@ def _conduct(plan: ReleasePlan, settings: Settings, store: ObjectStore, journal:
     registry = Registry(settings)
     release = Release(plan=plan, store=store, journal=journal, say=get_run_logger().info)
     release.say(f"release {plan.release_id}: {plan.facts.card.question}")
-    if _gate(release, "data_contract", fresh) is Outcome.PASS:
+    hold = partial(_gate, release, fresh, ProgressBar("gates", f"0 of {len(GATES)} gates done"))
+    if hold("data_contract") is Outcome.PASS:
         run_id = registry.start_run(plan.model, plan.release_id)
         pointer = baseline(release, registry, run_id)
-        _gate(release, "gradient_equivalence", fresh)
-        _gate(release, "kill_and_resume", fresh)
+        hold("gradient_equivalence")
+        hold("kill_and_resume")
         own = candidate(release, run_id, pointer)
-        _gate(release, "scaling", fresh)
-        _gate(release, "slice_quality", fresh)
+        hold("scaling")
+        hold("slice_quality")
         release.fallbacks = check_fallbacks(plan, pointer, own.version)
-        _gate(release, "readiness", fresh)
+        hold("readiness")
     else:
         for gate in GATES[1:]:
             skip_gate(release, gate, "data_contract did not pass, and nothing may be trained on inputs that break their contract")
     return _finished(*conclude(release, registry, started_at))
 
 
-def _gate(release: Release, gate: str, fresh: frozenset[str]) -> Outcome:
+def _gate(release: Release, fresh: frozenset[str], bar: ProgressBar, gate: str) -> Outcome:
     """Hold a gate, or keep its latest evidence when every digest that binds it still matches."""
     line, why = (None, "asked for") if gate in fresh else reusable(release, gate)
     if line is not None:
@@ -79,6 +82,7 @@ def _gate(release: Release, gate: str, fresh: frozenset[str]) -> Outcome:
         state = gate_task.with_options(name=gate)(release, gate, return_state=True)
         if gate not in release.lines:
             state.result()  # the probe broke in a way that nobody foresaw: raise it
+    bar.show(100 * len(release.lines) / len(GATES), f"{len(release.lines)} of {len(GATES)} gates done, {gate} last")
     return release.lines[gate].verdict.outcome
 
 
@@ -90,7 +94,7 @@ def gate_task(release: Release, gate: str) -> State[Any]:
     verdict = line.verdict
     if verdict.outcome is Outcome.PASS:
         return Completed(message=verdict.reason)
-    return Failed(name=verdict.outcome.capitalize(), message=f"{verdict.reason}. Next: {verdict.action}")
+    return Failed(name=verdict.outcome.capitalize(), message=verdict.reason)
 
 
 @task(cache_policy=NO_CACHE)
@@ -105,7 +109,10 @@ def candidate(release: Release, run_id: str, pointer: Pointer) -> Candidate:
     found, why = find_candidate(release.journal, release.plan.digests)
     if found is None:
         release.say(f"candidate: training ({why})")
-        found = make_candidate(release.plan, fresh_bench(release, "candidate"), run_id, pointer)
+        bench, bar = fresh_bench(release, "candidate"), ProgressBar("candidate-training", "training the candidate")
+        bench.say = Said(release.say, bar)
+        found = make_candidate(release.plan, bench, run_id, pointer)
+        bar.show(100.0, f"trained, and registered as version {found.version}")
     else:
         release.say(f"candidate: reused version {found.version}, {why}")
         found = replace(found, last_known_good_uri=last_known_good_uri(release.plan, pointer, own_version=found.version))
@@ -119,4 +126,10 @@ def _finished(document: dict[str, Any], report: Any) -> State[Any]:
     show_release(report)
     if document["decision"] == "promoted":
         return Completed(name="Promoted", message=document["reason"], data=document)
-    return Failed(name=document["decision"].replace("_", " ").capitalize(), message=document["reason"], data=document)
+    return Failed(name=document["decision"].replace("_", " ").capitalize(), message=_refusal(document), data=document)
+
+
+def _refusal(document: dict[str, Any]) -> str:
+    """One short sentence for a list of runs; the whole reason stands in the summary artifact and in the report."""
+    stopped = [gate["name"] for gate in document["gates"] if gate["outcome"] != Outcome.PASS]
+    return f"{', '.join(stopped)} did not pass" if stopped else str(document["reason"])

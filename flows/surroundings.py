@@ -2,6 +2,7 @@
 
 import os
 
+from flows.logs import make_quiet
 from infra.settings import Settings, embedded_environment, load_settings
 from trainer import ranks
 from validation.errors import ConfigError
@@ -21,5 +22,6 @@ def make_ready() -> Settings:
             "Set SEATRIAL_HOME to a folder that this user can write."
         ) from None
     os.environ.update(embedded_environment(settings))
+    make_quiet()
     ranks.warm_up(when_idle=WHEN_IDLE)
     return settings

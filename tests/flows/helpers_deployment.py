@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,7 +17,7 @@ import httpx
 import psutil
 
 REPOSITORY = Path(__file__).parents[2]
-PREFECT = REPOSITORY / ".venv" / "bin" / "prefect"
+PREFECT = Path(sys.executable).with_name("prefect")
 START_S, COMMAND_S, END_S = 120.0, 120.0, 15.0  # an overloaded machine's, not a healthy one's
 FOREIGN = ("SEATRIAL_STORE", "SEATRIAL_CACHE", "MLFLOW_TRACKING_URI", "PREFECT_PROFILE", "PREFECT_API_KEY")
 
@@ -63,13 +64,13 @@ class Harbour:
             "PREFECT_WORKER_QUERY_SECONDS": "1",
             "DO_NOT_TRACK": "1",
             "SEATRIAL_HOME": str(self.home),
-            "PYTHONPATH": str(REPOSITORY / "examples" / "digits"),
+            "PYTHONPATH": os.pathsep.join((str(REPOSITORY), str(REPOSITORY / "examples" / "digits"), str(REPOSITORY / "tests" / "flows"))),
         }
         return {name: value for name, value in os.environ.items() if name not in FOREIGN} | own
 
     def prefect(self, *arguments: str) -> str:
         """Run one command of Prefect's to its end, from the repository's root; returns what it printed."""
-        command = [PREFECT, "--no-prompt", *arguments]
+        command = [str(PREFECT), "--no-prompt", *arguments]
         run = subprocess.run(command, cwd=REPOSITORY, env=self.environment, capture_output=True, text=True, timeout=COMMAND_S)
         assert run.returncode == 0, run.stdout + run.stderr
         return run.stdout
@@ -78,7 +79,7 @@ class Harbour:
         """Start a command of Prefect's in a process group of its own, its output in <name>.log."""
         with (self.folder / f"{name}.log").open("wb") as log:
             process = subprocess.Popen(
-                [PREFECT, *arguments], cwd=self.folder, env=self.environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+                [str(PREFECT), *arguments], cwd=self.folder, env=self.environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )  # fmt: skip
         self.started.append(process)
@@ -113,7 +114,8 @@ class Harbour:
         """The flow run, once its state is terminal."""
         final = ("COMPLETED", "FAILED", "CRASHED", "CANCELLED")
         what = f"the end of flow run {run_id}; the worker said:\n{self.log('worker')}"
-        return until(lambda: (run := self.ask(f"flow_runs/{run_id}"))["state_type"] in final and run, timeout_s, what)
+        run: dict[str, Any] = until(lambda: (run := self.ask(f"flow_runs/{run_id}"))["state_type"] in final and run, timeout_s, what)
+        return run
 
     def task_runs(self, run_id: str) -> dict[str, dict[str, Any]]:
         """Task runs of a flow run by name; the server records them a moment after they ended."""
@@ -124,6 +126,16 @@ class Harbour:
     def artifacts(self, run_id: str) -> dict[str, dict[str, Any]]:
         """Artifacts of a flow run and its tasks by key."""
         return {item["key"]: item for item in self.ask("artifacts/filter", {"artifacts": {"flow_run_id": {"any_": [run_id]}}})}
+
+    def lines(self, run_id: str, last: str) -> list[str]:
+        """The log of a flow run and its tasks; the last line arrives a moment after the run ended, in a batch."""
+        wanted = {"logs": {"flow_run_id": {"any_": [run_id]}}, "limit": 200}
+        found: list[str] = until(
+            lambda: last in (lines := [item["message"] for item in self.ask("logs/filter", wanted)]) and lines,
+            END_S,
+            f"'{last}' in the log",
+        )
+        return found
 
     def processes(self) -> list[psutil.Process]:
         """Everything alive that was started from here, its children and theirs, whatever their process group."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from helpers_deployment import REPOSITORY, Harbour, harbour
+from helpers_deployment import REPOSITORY, Harbour, end, harbour, until
 
 from validation.policy import GATES
 
@@ -22,6 +22,7 @@ kill_and_resume: {steps: 20}
 slice_quality: {min_n: 60, min_coverage: 0.7, latency_p95_ms: 500}
 """
 POOL = "sea-trial"
+WITHOUT_PLOTS = ("data_contract", "readiness")  # their checks are answered by yes or no
 RELEASE_S = 240.0  # a release of the example takes 30-60 s on two cores
 
 pytestmark = pytest.mark.slow
@@ -67,6 +68,12 @@ def rerun(port: Harbour, shown: Any) -> dict[str, Any]:
     """The flow run that held one gate of that release again."""
     run_id = port.schedule("rerun-gate/rerun-gate", {"gate": "readiness", "release_id": shown["releases"][0]["release_id"]})
     return port.ended(run_id, RELEASE_S)
+
+
+@pytest.fixture(scope="module")
+def refused(port: Harbour, rerun: Any) -> dict[str, Any]:
+    """The flow run of a release whose data contract does not hold."""
+    return port.ended(port.schedule("release/daily-flights", {"recipe": "late_digits:recipe", "policy": POLICY}), RELEASE_S)
 
 
 def show(port: Harbour, *arguments: str) -> dict[str, Any]:
@@ -128,14 +135,23 @@ def test_each_gate_is_a_task_run_with_its_state(port: Harbour, released: dict[st
 
 
 @pytest.mark.parametrize("gate", GATES)
-def test_each_gate_shows_its_checks_and_one_plot(port: Harbour, released: dict[str, Any], gate: str) -> None:
-    """A gate leaves a table of its checks, and a page with its reason and exactly one picture."""
+def test_each_gate_shows_its_checks_and_plots(port: Harbour, released: dict[str, Any], gate: str) -> None:
+    """A gate leaves a table of its checks, and a page that names it, with pictures inline if it measures more than yes or no."""
     artifacts = port.artifacts(released["id"])
     table, page = artifacts[f"{key_of(gate)}-checks"], artifacts[key_of(gate)]
 
     assert (table["type"], page["type"]) == ("table", "markdown")
     assert json.loads(table["data"])
-    assert page["data"].count("data:image/png;base64,") == 1
+    assert gate in page["data"]
+    assert ("data:image/png;base64," in page["data"]) == (gate not in WITHOUT_PLOTS)
+
+
+@pytest.mark.parametrize("key", ["gates", "candidate-training"])
+def test_long_work_has_a_bar_that_reached_its_end(port: Harbour, released: dict[str, Any], key: str) -> None:
+    """The release as a whole and the candidate's training show how far they are."""
+    bar = port.artifacts(released["id"])[key]
+
+    assert (bar["type"], float(bar["data"])) == ("progress", 100.0)
 
 
 def test_the_summary_says_what_was_decided(port: Harbour, released: dict[str, Any]) -> None:
@@ -161,3 +177,37 @@ def test_one_gate_is_held_again_by_the_worker(port: Harbour, shown: dict[str, An
     assert set(port.task_runs(rerun["id"])) & set(GATES) == {"readiness"}
     assert (gates["readiness"]["attempt"], gates["readiness"]["reused"]) == (2, False)
     assert all(gate["reused"] for name, gate in gates.items() if name != "readiness")
+
+
+def test_a_refused_release_is_red_in_a_list_of_runs(port: Harbour, refused: dict[str, Any]) -> None:
+    """A release that was refused is a failed run, the gate that refused it a failed task, and both say so in few words."""
+    gate = port.task_runs(refused["id"])["data_contract"]["state"]
+
+    assert (refused["state_name"], refused["state_type"], gate["name"], gate["type"]) == ("Held", "FAILED", "Fail", "FAILED")
+    assert refused["state"]["message"] == f"{', '.join(GATES)} did not pass"
+    assert "clerk_reading" in gate["message"]
+
+
+def test_a_refusal_is_no_noise_in_the_log(port: Harbour, refused: dict[str, Any]) -> None:
+    """A verdict is logged once, by its gate; the engine's own lines stay short and without the traceback of no exception."""
+    lines = port.lines(refused["id"], last="Finished in state Held")
+
+    assert not any("failed with state" in line or "NoneType" in line for line in lines)
+    assert sum("data_contract: FAIL" in line for line in lines) == 1
+    assert "NoneType: None" not in port.log("worker")
+
+
+def test_a_worker_that_is_ended_takes_its_release_along(port: Harbour, worker: subprocess.Popen[bytes], refused: Any) -> None:
+    """Ending the worker's process group in the middle of a release leaves no process behind, and what serves goes on serving."""
+    before = show(port)["serving"]
+    run_id = port.schedule("release/daily-flights", {"recipe": "digits:recipe", "policy": POLICY})
+    until(lambda: "gradient-equivalence" in port.artifacts(run_id), RELEASE_S, "the end of the second gate")
+
+    end(worker)
+
+    until(
+        lambda: {process.pid for process in port.processes()} == {port.started[0].pid},
+        15,
+        f"the end of all but the server: {port.processes()}",
+    )
+    assert show(port)["serving"] == before
