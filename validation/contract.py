@@ -13,7 +13,7 @@ from typing import Any
 import pandas as pd
 
 from validation.records import ContractRecords, Expectation
-from validation.verdict import Check, Control, GateVerdict, Table, check, conclude, controlled, inconclusive
+from validation.verdict import Check, Control, GateVerdict, Plot, Series, Table, check, conclude, controlled, inconclusive
 
 GATE = "data_contract"
 SPLITS = ("train", "judge")
@@ -108,6 +108,7 @@ def judge_contract(records: ContractRecords) -> GateVerdict:
         GATE, checks,
         passed_reason=f"{len(records.expectations)} expectations hold on {_rows_text(records.rows)}",
         tables=(_frames_table(records), _failed_table(records.expectations)),
+        plots=(_aspect_plot(records.expectations, frames),),
         notes=_notes(records),
     )  # fmt: skip
     return _with_control(verdict, records)
@@ -187,6 +188,17 @@ def _frames_table(records: ContractRecords) -> Table:
         rows.append((frame, count, first, last, len(records.columns.get(frame, ())), len(mine), sum(not item.success for item in mine)))
     columns = ("frame", "rows", "first event", "last event", "columns", "expectations", "violated")
     return Table(title="Frames under the contract", columns=columns, rows=tuple(rows))
+
+
+def _aspect_plot(expectations: Sequence[Expectation], frames: Sequence[str]) -> Plot:
+    """How many expectations of each aspect hold and how many are violated, over all frames."""
+    counts = [
+        [sum(item.success is held and item.aspect == aspect for item in expectations) for aspect in ASPECTS] for held in (True, False)
+    ]
+    named = zip(("hold", "violated"), counts, strict=True)
+    series = tuple(Series(name=name, x=tuple(ASPECTS), y=tuple(map(float, values))) for name, values in named)
+    title = f"Expectations on {' and '.join(frames)}"
+    return Plot(title=title, kind="bar", x_label="aspect of the contract", y_label="expectations", series=series, stacked=True)
 
 
 def _failed_table(expectations: Sequence[Expectation]) -> Table:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from validation.failure_modes import BAD_RELEASE, default_modes
 from validation.policy import ReadinessPolicy
 from validation.records import Drill, FailureMode, FallbackCheck, ReadinessRecords
-from validation.verdict import Check, GateVerdict, Table, check, conclude, controlled, inconclusive
+from validation.verdict import Check, GateVerdict, Plot, Series, Table, check, conclude, controlled, inconclusive
 
 GATE = "readiness"
 SOURCE = "docs/gates/readiness.md"
@@ -65,8 +65,22 @@ def _judged(records: ReadinessRecords, policy: ReadinessPolicy) -> GateVerdict:
     return conclude(
         GATE, [*(_critical_check(item) for item in items if item.critical), score],
         passed_reason=f"{points} of {len(items)} points, no critical item open", tables=(_rubric_table(items), _cost_table(records)),
+        plots=(_points_plot(records, items),),
         notes=("Words are counted, not understood: that a mitigation works is shown by its drill only.", _gates_note(records)),
     )  # fmt: skip
+
+
+def _points_plot(records: ReadinessRecords, items: Sequence[Item]) -> Plot:
+    """Points won and open, by failure mode; what belongs to no mode (costs, fallbacks) stands under its own name."""
+    groups = {mode.name: [item for item in items if item.name.startswith(f"{mode.name} ")] for mode in records.modes}
+    modes = {item.name for mine in groups.values() for item in mine}
+    groups["costs and fallbacks"] = [item for item in items if item.name not in modes]
+    named = (("won", True), ("open", False))
+    series = tuple(
+        Series(name=name, x=tuple(groups), y=tuple(float(sum(item.satisfied is won for item in mine)) for mine in groups.values()))
+        for name, won in named
+    )
+    return Plot(title="Points of the rubric", kind="bar", x_label="failure mode", y_label="points", series=series, stacked=True)
 
 
 def _critical_check(item: Item) -> Check:

@@ -204,7 +204,7 @@ def test_a_first_release_that_is_refused_at_once_is_held_and_leaves_its_history_
         credentials = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
         for name, value in (settings | credentials).items():
             monkeypatch.setenv(name, value)
-        boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="trial")
+        boto3.client("s3", endpoint_url=settings["SEATRIAL_STORE_ENDPOINT"], region_name="us-east-1").create_bucket(Bucket="trial")
         (tmp_path / "policy.yaml").write_text(POLICY)
 
         code, document, shown = Yard(tmp_path, settings | credentials).release(recipe="late_digits:recipe")
