@@ -2,6 +2,7 @@
 
 import random
 import statistics
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
@@ -38,6 +39,7 @@ class Bench:
     say: Say
     folder: Path  # fresh for each attempt of the gate
     worker_seconds: float = 0.0
+    watch: Callable[[float, str], None] = field(default=lambda _percent, _where: None)  # told how far a run is, up to 10 times a second
     _count: int = field(default=0, init=False)
 
     def job(self, label: str, **options: object) -> TrainJob:
@@ -50,7 +52,7 @@ class Bench:
     def run(self, label: str, **options: object) -> tuple[RunRecord, Path]:
         """Run one job to its end; what it did is told to people."""
         job = self.job(label, **options)
-        told = _Told(label, self.say)
+        told = _Told(label, self.say, self.watch)
         record = ranks.run_group(job, on_progress=told)
         self.worker_seconds += record.worker_seconds
         again = f", {record.attempts - 1} restarts" if record.attempts > 1 else ""
@@ -60,20 +62,26 @@ class Bench:
 
 @dataclass
 class _Told:
-    """Says how far a long run is, every tenth of it."""
+    """Says how far a long run is, every tenth of it; whoever watches is told each time."""
 
     label: str
     say: Say
+    watch: Callable[[float, str], None]
     _tenth: int = 0
+    _first: tuple[float, int] | None = None  # when (s) the first word of progress came, and of which step
 
     def __call__(self, progress: Progress) -> None:
+        if not progress.steps:
+            return
+        now_s, (first_s, first_step) = time.monotonic(), self._first or (time.monotonic(), progress.step)
+        self._first = (first_s, first_step)
+        left_s = (now_s - first_s) / max(progress.step - first_step, 1) * (progress.steps - progress.step)
+        where = f"{progress.step}/{progress.steps} steps, loss {progress.loss:.4f}, about {left_s:.0f} s to go"
+        self.watch(100 * progress.step / progress.steps, where)
         tenth = 10 * progress.step // progress.steps
         if tenth > self._tenth and progress.steps >= 100 and tenth < 10:
             self._tenth = tenth
-            left_samples = (progress.steps - progress.step) / max(progress.step, 1)
-            self.say(
-                f"{self.label}: {tenth}0% ({progress.step}/{progress.steps} steps, loss {progress.loss:.4f}, {left_samples:.1f} x to go)"
-            )
+            self.say(f"{self.label}: {tenth}0% ({where})")
 
 
 def probe_equivalence(bench: Bench) -> EquivalenceRecords:

@@ -13,7 +13,7 @@ from flows.candidate import Candidate, candidate_payload, check_fallbacks, find_
 from flows.gates import Release, fresh_bench, hold_gate, reusable, skip_gate, utc_now
 from flows.pages import show_gate, show_release
 from flows.plan import ReleasePlan, ReleaseRequest, make_plan, request_of, take_plan
-from flows.progress import ProgressBar, Said
+from flows.progress import ProgressBar
 from flows.promote import conclude, ensure_serving
 from flows.surroundings import make_ready
 from infra.journal import Journal
@@ -110,7 +110,7 @@ def candidate(release: Release, run_id: str, pointer: Pointer) -> Candidate:
     if found is None:
         release.say(f"candidate: training ({why})")
         bench, bar = fresh_bench(release, "candidate"), ProgressBar("candidate-training", "training the candidate")
-        bench.say = Said(release.say, bar)
+        bench.watch = bar.show
         found = make_candidate(release.plan, bench, run_id, pointer)
         bar.show(100.0, f"trained, and registered as version {found.version}")
     else:
