@@ -116,17 +116,20 @@ def publish(release: Release, registry: Registry, report: ReleaseReport, page: P
     candidate = release.candidate
     if candidate is None:
         return
+    description = registry_description(report, candidate.run_id, registry.experiment_id)
+    digests = {"sha256.weights": candidate.weights_sha256, "sha256.state": candidate.state_sha256}
+    digests |= {f"sha256.{name}": value for name, value in report.digests.items()}
     registry.publish(
-        candidate.run_id, page=page, plots=page.parent / "plots",
+        candidate.run_id,
+        page=page,
+        plots=page.parent / "plots",
         evidence={line.verdict.gate: get_blob(release.store, line.evidence_sha256) for line in report.gates},
         metrics={f"{line.verdict.gate}.seconds": line.seconds for line in report.gates},
-    )  # fmt: skip
-    tags = {"status": "promoted" if report.decision == "promoted" else "refused", "release_id": report.release_id,
-            "sha256.weights": candidate.weights_sha256, "sha256.state": candidate.state_sha256}  # fmt: skip
-    tags |= {f"gate.{line.verdict.gate}": line.verdict.outcome for line in report.gates}
-    tags |= {f"sha256.{name}": value for name, value in report.digests.items()}
-    description = registry_description(report, candidate.run_id, registry.experiment_id)
-    registry.describe(release.plan.model, candidate.version, description=description, tags=tags)
+        tags={"mlflow.note.content": description, **digests},
+    )
+    status = {"status": "promoted" if report.decision == "promoted" else "refused", "release_id": report.release_id}
+    gates = {f"gate.{line.verdict.gate}": str(line.verdict.outcome) for line in report.gates}
+    registry.describe(release.plan.model, candidate.version, description=description, tags=status | gates)
     registry.finish_run(candidate.run_id, ok=report.decision == "promoted")
 
 

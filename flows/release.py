@@ -97,13 +97,13 @@ def gate_task(release: Release, gate: str) -> State[Any]:
     return Failed(name=verdict.outcome.capitalize(), message=verdict.reason)
 
 
-@task(cache_policy=NO_CACHE)
+@task(task_run_name="baseline", cache_policy=NO_CACHE)
 def baseline(release: Release, registry: Registry, run_id: str) -> Pointer:
     """What serves now; at the first release the named baseline is registered and put in service."""
     return ensure_serving(release.plan, release.store, registry, run_id)
 
 
-@task(cache_policy=NO_CACHE)
+@task(task_run_name="candidate", cache_policy=NO_CACHE)
 def candidate(release: Release, run_id: str, pointer: Pointer) -> Candidate:
     """Train and register the candidate, or take the one that this release trained before if nothing changed since."""
     found, why = find_candidate(release.journal, release.plan.digests)

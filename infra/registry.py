@@ -68,9 +68,12 @@ class Registry:
             )
 
     def publish(
-        self, run_id: str, *, page: Path, plots: Path, evidence: Mapping[str, bytes], metrics: Mapping[str, float] | None = None
+        self, run_id: str, *, page: Path, plots: Path, evidence: Mapping[str, bytes], metrics: Mapping[str, float], tags: Mapping[str, str]
     ) -> None:
-        """Put report.html, plots/*.png and evidence/<name>.json beside the model; links in descriptions rest on these paths."""
+        """Put report.html, plots/*.png and evidence/<name>.json beside the model; links in descriptions rest on these paths.
+
+        The tag "mlflow.note.content" is the text on the run's page; tags, unlike parameters, may change when a gate is held again.
+        """
         with _explained(f"publish to run {run_id}"), tempfile.TemporaryDirectory() as scratch:
             for name, body in evidence.items():
                 (Path(scratch) / f"{name}.json").write_bytes(body)
@@ -78,6 +81,8 @@ class Registry:
             self._client.log_artifacts(run_id, scratch, "evidence")
             if plots.is_dir():
                 self._client.log_artifacts(run_id, str(plots), "plots")
+            for name, value in tags.items():
+                self._client.set_tag(run_id, name, value)
         self.log(run_id, metrics=metrics)
 
     def finish_run(self, run_id: str, *, ok: bool) -> None:

@@ -149,12 +149,13 @@ def _measured_s(recovery: Recovery) -> float:
 
 
 def _each(records: RecoveryRecords) -> Iterator[tuple[str, Recovery]]:
-    """Recoveries with a label that is unique in the gate: run.number and the fault's rank, step and phase."""
+    """Recoveries with a label that is unique in the gate: which death it was, and the fault's rank, step and phase."""
     for run, record in enumerate(records.killed):
         for number, recovery in enumerate(record.recoveries):
             given = dict(part.split("=", 1) for part in recovery.fault.partition(":")[2].split(",") if "=" in part)
             words = ", ".join(f"{key} {given[key]}" for key in ("rank", "step", "phase") if key in given)
-            yield f"{run}.{number}: {words or recovery.fault}", recovery
+            which = f"death {number + 1}" if len(records.killed) == 1 else f"run {run + 1} death {number + 1}"
+            yield f"{which}: {words or recovery.fault}", recovery
 
 
 def _tables(records: RecoveryRecords) -> list[Table]:

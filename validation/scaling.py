@@ -117,7 +117,8 @@ def _target_check(records: ScalingRecords) -> Iterator[Check]:
         quality, step = best
         yield check(
             f"best {records.quality_name}", quality, ">=", records.target_quality, unit="", source="the recipe's target quality",
-            where=f"reached at step {step}", action="train longer or better: time and cost to a target that is never reached have no value",
+            where=f"reached at step {step}",
+            action="train longer, or find out what the candidate cannot learn; slice_quality says for whom",
         )  # fmt: skip
 
 
@@ -132,11 +133,11 @@ def _efficiency_checks(summary: Summary, devices: int, policy: ScalingPolicy) ->
 
 def _efficiency_check(size: WorldSize, devices: int, policy: ScalingPolicy) -> Check:
     floor = policy.oversubscribed_floor if size.oversubscribed else policy.efficiency_floor
-    over = f", oversubscribed: {size.world_size} ranks on {devices} devices" if size.oversubscribed else ""
+    over = f"oversubscribed: {size.world_size} ranks on {devices} devices" if size.oversubscribed else ""
     made = check(
         f"device efficiency at W={size.world_size}", size.device_efficiency, ">=", floor.value, unit="",
-        source=floor.source, where=f"{size.repeats} paired repeats{over}", interval=size.interval,
-        action=f"the costliest phase at W={size.world_size} is {size.costliest_phase}; an interval across the floor asks for more repeats",
+        source=floor.source, where=over, interval=size.interval,
+        action=f"run scaling again on an idle machine; if it stays so, shorten {size.costliest_phase}, the costliest phase there",
     )  # fmt: skip
     return made if size.interval else replace(made, passed=None)  # one repeat says nothing about spread
 

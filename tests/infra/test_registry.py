@@ -182,13 +182,21 @@ def test_a_release_has_one_run(registry: Registry, tmp_path: Path) -> None:
     (tmp_path / "report.html").write_text("<p>report</p>")
     for _ in range(2):
         registry.log(run_id, params={"world_sizes": (1, 2)})
-        registry.publish(run_id, page=tmp_path / "report.html", plots=tmp_path / "plots", evidence={"scaling": b"{}"}, metrics={"s": 1.5})
+        registry.publish(
+            run_id,
+            page=tmp_path / "report.html",
+            plots=tmp_path / "plots",
+            evidence={"scaling": b"{}"},
+            metrics={"s": 1.5},
+            tags={"sha256.code": "c"},
+        )
     registry.finish_run(run_id, ok=True)
 
     assert registry.start_run("pages", "pages-20260131-181542-3f9c") == run_id
     places = [item.path for folder in ("", "plots", "evidence") for item in registry._client.list_artifacts(run_id, folder)]
     assert sorted(places) == ["evidence", "evidence/scaling.json", "plots", "plots/scaling-0.png", "report.html"]
     run = registry._client.get_run(run_id)
+    assert run.data.tags["sha256.code"] == "c"
     assert (run.data.metrics, run.data.params, run.info.status) == ({"s": 1.5}, {"world_sizes": "(1, 2)"}, "FINISHED")
 
 
@@ -210,7 +218,7 @@ home = Path(sys.argv[1])
 registry = Registry(load_settings(home=home))
 run_id = registry.start_run("torchless", "torchless-20260131-181542-3f9c")
 registry.log(run_id, params={"a": 1}, metrics={"m": 1.0})
-registry.publish(run_id, page=home / "report.html", plots=home / "nowhere", evidence={"e": b"{}"})
+registry.publish(run_id, page=home / "report.html", plots=home / "nowhere", evidence={"e": b"{}"}, metrics={}, tags={})
 registry.describe("trial", "1", description="Fine.", tags={"status": "promoted"})
 registry.by_alias("trial", "champion"), registry.versions("trial"), registry.finish_run(run_id, ok=True)
 print("torch" in sys.modules)

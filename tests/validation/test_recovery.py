@@ -217,7 +217,7 @@ def test_picture_and_table_show_the_segments() -> None:
     plot, table = verdict.plots[0], verdict.tables[0]
 
     assert plot.stacked
-    assert plot.series[0].x == ("0.0: rank 1, step 7, phase backward", "0.1: rank 0, step 20, phase collective")
+    assert plot.series[0].x == ("death 1: rank 1, step 7, phase backward", "death 2: rank 0, step 20, phase collective")
     assert [1.0, 1.0] == [row[-1] for row in table.rows] == pytest.approx([sum(series.y[at] for series in plot.series) for at in range(2)])
 
 
