@@ -22,7 +22,9 @@ PAGE = FOLDER.parent / "docs" / "benchmarks.md"
 def run(script: Path) -> dict[str, Any]:
     """One benchmark's document; its progress goes to stderr."""
     print(f"{script.stem} ...", file=sys.stderr)
-    done = subprocess.run([sys.executable, str(script), "--json"], stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run([sys.executable, str(script), "--json"], stdout=subprocess.PIPE, text=True, check=False)
+    if not done.stdout.strip():
+        raise SystemExit(f"{script.name} ended with code {done.returncode} and no document. See what it said above, then run it alone.")
     document: dict[str, Any] = json.loads(done.stdout)
     return document
 

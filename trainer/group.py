@@ -130,7 +130,8 @@ class Group:
 
     def _await_cause(self, ranks: Sequence[Child]) -> str:
         """Give a cause that is slower than its echoes a moment to be heard; then say where the ranks are that did not fail."""
-        if wait_for([child for child in ranks if not child.over], self.link, time.monotonic_ns() + int(ECHO_GRACE_S * 1e9)):
+        until_ns = time.monotonic_ns() + int(ECHO_GRACE_S * 1e9)
+        while all(echo(end) for end in _ends(ranks)) and wait_for([child for child in ranks if not child.over], self.link, until_ns):
             self._listen(ranks)
         alive = [child for child in ranks if not child.over]
         return f" Meanwhile {whereabouts(alive)}." if alive and all(echo(end) for end in _ends(ranks)) else ""
