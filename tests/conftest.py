@@ -22,3 +22,12 @@ def _no_warm_server_left() -> Iterator[None]:
     """The first group starts the warm server, the last test ends it."""
     yield
     ranks.shut_down()
+
+
+@pytest.fixture(autouse=True)
+def _environment_as_before() -> Iterator[None]:
+    """A command run in this process sets variables for its children; the next test does not see them."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
