@@ -130,8 +130,8 @@ def check_fallbacks(plan: ReleasePlan, pointer: Pointer, own_version: str) -> tu
 
 
 def _checked(plan: ReleasePlan, kind: str, version: str) -> FallbackCheck:
-    example = ranks.call("trainer.scoring:example_inputs", plan.request.recipe, deadline_s=CALL_DEADLINE_S)
     try:
+        example = ranks.call("trainer.scoring:example_inputs", plan.request.recipe, deadline_s=CALL_DEADLINE_S)
         ranks.call("infra.export:load_and_predict", export.version_uri(plan.model, version), example, deadline_s=CALL_DEADLINE_S)
     except Exception as error:
         return FallbackCheck(kind=kind, version=version, loaded=False, predicted=False, detail=f"{type(error).__name__}: {error}")

@@ -4,14 +4,18 @@ People's text, progress and logs go to stderr; `--json` prints one JSON document
 """
 
 import argparse
+import contextlib
 import json
+import os
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from validation.errors import ConfigError, InputError, ReleaseError
 
+STOPPED = "seatrial: stopped by hand; every rank was ended. What was journalled stays; `seatrial show` says how far it came."
 EXIT_DONE, EXIT_FAULT, EXIT_INPUT, EXIT_REFUSED = 0, 1, 2, 3
 
 
@@ -27,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"seatrial: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAULT
     except KeyboardInterrupt:
-        print("seatrial: stopped by hand; every rank was ended. What was journalled stays.", file=sys.stderr)  # noqa: T201
+        print(STOPPED, file=sys.stderr)  # noqa: T201
         return EXIT_FAULT
 
 
@@ -69,6 +73,29 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _stopped_by_hand(*_: object) -> NoReturn:
+    _end_at_once(STOPPED)
+
+
+def _end_at_once(why: str) -> NoReturn:
+    """Say why, end the servers that were started here, go. Ranks end with this process.
+
+    Raising would not do: Prefect turns an interrupt into a crashed run and then waits for minutes to report it to a server that the same
+    interrupt has ended.
+    """
+    import psutil
+
+    print(why, file=sys.stderr, flush=True)  # noqa: T201
+    children = psutil.Process().children(recursive=True)
+    for child in children:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.terminate()
+    for child in psutil.wait_procs(children, timeout=3)[1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            child.kill()
+    os._exit(EXIT_FAULT)
+
+
 def _release(arguments: argparse.Namespace) -> int:
     from flows.surroundings import make_ready
 
@@ -83,6 +110,7 @@ def _release(arguments: argparse.Namespace) -> int:
     prepare(request, settings)
     from flows.release import release
 
+    signal.signal(signal.SIGINT, _stopped_by_hand)
     state = release(request.recipe, request.policy_text, list(request.world_sizes), request.drill, return_state=True)
     return _decided(state, as_json=arguments.json)
 
@@ -98,11 +126,14 @@ def _gate(arguments: argparse.Namespace) -> int:
     request_of(Journal(open_store(settings), arguments.release), arguments.name)  # refuse a typing error before a server starts
     from flows.release import rerun_gate
 
+    signal.signal(signal.SIGINT, _stopped_by_hand)
     return _decided(rerun_gate(arguments.name, arguments.release, return_state=True), as_json=arguments.json)
 
 
 def _decided(state: Any, *, as_json: bool) -> int:
     """Print a finished flow's decision; raise what stopped it if it has none."""
+    if state.is_crashed():
+        _end_at_once(f"seatrial: the flow run crashed ({state.message}). What was journalled stays; `seatrial show` says how far it came.")
     document = state.result(raise_on_failure=False)
     if not isinstance(document, dict):
         state.result()  # raises the exception that ended the flow
@@ -203,7 +234,7 @@ def _text_of(path: Path | None) -> str:
 
 def _numbers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(part) for part in text.split(",") if part.strip())
+        return tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError:
         raise ConfigError(f"--world-sizes '{text}' are not whole numbers. Nothing was started. Write them like 1,2,4,8.") from None
 

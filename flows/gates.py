@@ -45,6 +45,7 @@ class Release:
         self.lines: dict[str, GateLine] = {}  # gate -> latest line
         self.candidate: Candidate | None = None
         self.fallbacks: tuple[FallbackCheck, ...] = ()
+        self.etag: str | None = None  # of the serving pointer when the judging began; None before anything served
 
 
 def probe_and_judge(release: Release, gate: str, bench: Bench) -> tuple[Any, GateVerdict]:
@@ -147,6 +148,8 @@ def binding(release: Release, gate: str) -> dict[str, str]:
         digests["candidate"] = release.candidate.weights_sha256
     if gate == "slice_quality" and release.candidate is not None:
         digests["last_known_good"] = digest(release.candidate.last_known_good_uri)
+    if gate == "readiness":
+        digests["fallbacks"] = digest([(item.kind, item.version) for item in release.fallbacks])
     return digests
 
 

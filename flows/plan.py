@@ -80,6 +80,11 @@ def make_plan(request: ReleaseRequest, settings: Settings, *, release_id: str = 
     if request.drill and request.drill not in DRILLS:
         raise ConfigError(f"drill '{request.drill}' is unknown, so nothing was started. Choose one of: {', '.join(DRILLS)}.")
     world_sizes = tuple(sorted(set(request.world_sizes or policy.world_sizes)))
+    if "scaling" in policy.required and (1 not in world_sizes or max(world_sizes) == 1):
+        raise ConfigError(
+            f"world sizes {', '.join(map(str, world_sizes))} cannot be judged: efficiency compares a larger world size with world size 1. "
+            "Nothing was started. Give 1 and at least one more, e.g. 1,2."
+        )
     scratch = Path(settings.home) / "runs"
     scratch.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=scratch, prefix="planning-") as frames:

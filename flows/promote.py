@@ -11,7 +11,7 @@ from flows.evidence import verdict_of
 from flows.gates import Release, utc_now
 from flows.plan import ReleasePlan
 from infra.markdown import plot_files, registry_description
-from infra.pointer import Pointer, move_pointer, read_pointer
+from infra.pointer import Pointer, ServingKind, move_pointer, read_pointer
 from infra.registry import Registry
 from infra.report import CostLine, GateLine, ReleaseReport, ReportCard, release_document, render_html
 from infra.store import ObjectStore, get_blob, put_evidence
@@ -20,20 +20,24 @@ from validation.policy import GATES
 from validation.verdict import GateVerdict, inconclusive
 
 
-def ensure_serving(plan: ReleasePlan, store: ObjectStore, registry: Registry, run_id: str) -> Pointer:
-    """What serves now; at a model's first release the baseline is registered and put in service."""
+def ensure_serving(plan: ReleasePlan, store: ObjectStore, registry: Registry, run_id: str) -> tuple[Pointer, str]:
+    """What serves now and the etag to move it with; at a model's first release the baseline is registered and put in service.
+
+    The registry's aliases are mended on the way, should an earlier release have died before they followed the pointer.
+    """
     pointer, etag = read_pointer(store, plan.model)
-    if pointer is not None:
-        return pointer
+    if pointer is not None and etag is not None:
+        registry.mirror(pointer)
+        return pointer, etag
     version = register_baseline(plan, run_id)
     first = Pointer(
         model=plan.model, serving_version=version, serving_kind="baseline", last_known_good="", baseline=version,
         release_id=plan.release_id, sequence=1,
     )  # fmt: skip
-    move_pointer(store, first, etag)
+    moved = move_pointer(store, first, etag)
     registry.describe_baseline(plan.model, version, plan.facts.card.question)
     registry.mirror(first)
-    return first
+    return first, moved
 
 
 def conclude(release: Release, registry: Registry, started_at: str) -> tuple[dict[str, Any], ReleaseReport]:
@@ -44,6 +48,7 @@ def conclude(release: Release, registry: Registry, started_at: str) -> tuple[dic
     plan = release.plan
     lines = [release.lines[gate] for gate in GATES if gate in release.lines]
     decision = decide_on(release, [verdict_of(release.store, line.evidence_sha256)[0] for line in lines])
+    decision = unless_overtaken(release, decision)
     release.journal.append("intent", {"decision": decision}, time_utc=utc_now())
     report = build_report(release, lines, decision, started_at)
     page = write_report(plan.folder, report)
@@ -69,6 +74,36 @@ def decide_on(release: Release, verdicts: list[GateVerdict]) -> ReleaseDecision:
     reason = f"no required gate refused the candidate of drill '{drill}', which may never serve"
     blind = inconclusive("drill", reason=reason, action="find out why the planted regression was missed")
     return decide(verdicts=[*verdicts, blind], required=[*required, "drill"], fallbacks=release.fallbacks, candidate_version=version)
+
+
+def unless_overtaken(release: Release, decision: ReleaseDecision) -> ReleaseDecision:
+    """Leave alone what another release put in service: this one's candidate was never compared with it.
+
+    Nor does a candidate that served before come back by holding one of its old gates again: going back is an act of its own.
+    """
+    now, etag = read_pointer(release.store, release.plan.model)
+    if now is None:
+        return decision
+    version = decision.serving_version
+    superseded = decision.decision == "promoted" and version != now.serving_version and _was_promoted(release, version)
+    if etag == release.etag and not superseded:
+        return decision
+    kind: ServingKind = "baseline" if now.serving_kind == "baseline" else "last_known_good"
+    if decision.decision != "promoted":
+        return replace(decision, serving_kind=kind, serving_version=now.serving_version)
+    what = f"candidate version {version} served before and was replaced" if superseded else "what serves changed meanwhile"
+    return ReleaseDecision(
+        decision="held",
+        serving_kind=kind,
+        serving_version=now.serving_version,
+        reason=f"every required gate passes, but {what}: version {now.serving_version} serves since release {now.release_id}",
+        action="release again, so that the candidate is compared with what serves now",
+    )
+
+
+def _was_promoted(release: Release, version: str) -> bool:
+    decided = [entry.payload for entry in release.journal.records() if entry.kind == "decided"]
+    return any(item["decision"] == "promoted" and item["serving"]["version"] == version for item in decided)
 
 
 def build_report(release: Release, lines: Sequence[GateLine], decision: ReleaseDecision, started_at: str) -> ReleaseReport:
@@ -134,7 +169,10 @@ def publish(release: Release, registry: Registry, report: ReleaseReport, page: P
 
 
 def serve(release: Release, registry: Registry, decision: ReleaseDecision) -> None:
-    """Move the serving pointer if the decision asks for it, then let the registry's aliases follow."""
+    """Move the serving pointer if the decision asks for it, then let the registry's aliases follow.
+
+    Raises: ConflictError when another release moved it since this one decided.
+    """
     pointer, etag = read_pointer(release.store, release.plan.model)
     if pointer is None:
         return  # nothing was ever put in service: the data contract refused the first release
@@ -142,9 +180,13 @@ def serve(release: Release, registry: Registry, decision: ReleaseDecision) -> No
     if decision.decision == "promoted" and pointer.serving_version != decision.serving_version:
         good = pointer.serving_version if pointer.serving_kind != "baseline" else ""
         moved = replace(pointer, serving_version=decision.serving_version, serving_kind="candidate", last_known_good=good)
-    elif decision.serving_kind in ("last_known_good", "baseline") and decision.serving_version != pointer.serving_version:
-        moved = replace(pointer, serving_version=decision.serving_version, serving_kind=decision.serving_kind)
+    elif decision.decision == "fell_back" and etag == release.etag and decision.serving_version != pointer.serving_version:
+        moved = replace(pointer, serving_version=decision.serving_version, serving_kind=_kind(decision))
     if moved != pointer:
         moved = replace(moved, release_id=release.plan.release_id, sequence=pointer.sequence + 1)
-        move_pointer(release.store, moved, etag)
+        move_pointer(release.store, moved, release.etag)
     registry.mirror(moved)
+
+
+def _kind(decision: ReleaseDecision) -> ServingKind:
+    return "baseline" if decision.serving_kind == "baseline" else "last_known_good"

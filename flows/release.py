@@ -10,17 +10,17 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from flows.candidate import Candidate, candidate_payload, check_fallbacks, find_candidate, last_known_good_uri, make_candidate
-from flows.gates import Release, fresh_bench, hold_gate, reusable, skip_gate, utc_now
+from flows.gates import ON_CANDIDATE, Release, fresh_bench, hold_gate, reusable, skip_gate, utc_now
 from flows.pages import show_gate, show_release
 from flows.plan import ReleasePlan, ReleaseRequest, make_plan, request_of, take_plan
 from flows.progress import ProgressBar
 from flows.promote import conclude, ensure_serving
 from flows.surroundings import make_ready
 from infra.journal import Journal
-from infra.pointer import Pointer
+from infra.pointer import Pointer, read_pointer
 from infra.registry import Registry
-from infra.settings import Settings
 from infra.store import ObjectStore, open_store
+from validation.errors import RankError, RecipeError, ReleaseError
 from validation.policy import GATES
 from validation.verdict import Outcome
 
@@ -31,12 +31,13 @@ def release(recipe: str = "flights", policy: str = "", world_sizes: list[int] | 
     request = ReleaseRequest(recipe=recipe, policy_text=policy, world_sizes=tuple(world_sizes or ()), drill=drill)
     settings = make_ready()
     store = open_store(settings)
+    registry = Registry(settings)  # before anything is written: a registry that does not answer starts no release
     plan = take_plan(request, settings)
     journal = Journal(store, plan.release_id)
     journal.append(
         "started", {"request": request, "model": plan.model, "digests": plan.digests, "machine": plan.machine}, time_utc=utc_now()
     )
-    return _conduct(plan, settings, store, journal, fresh=frozenset(GATES))
+    return _conduct(plan, registry, store, journal, fresh=frozenset(GATES))
 
 
 @flow(name="rerun-gate", flow_run_name="rerun {gate} of {release_id}", persist_result=False)
@@ -46,28 +47,35 @@ def rerun_gate(gate: str, release_id: str) -> Any:
     store = open_store(settings)
     journal = Journal(store, release_id)
     plan = make_plan(request_of(journal, gate), settings, release_id=release_id)
-    return _conduct(plan, settings, store, journal, fresh=frozenset({gate}))
+    return _conduct(plan, Registry(settings), store, journal, fresh=frozenset({gate}))
 
 
-def _conduct(plan: ReleasePlan, settings: Settings, store: ObjectStore, journal: Journal, *, fresh: frozenset[str]) -> State[Any]:
+def _conduct(plan: ReleasePlan, registry: Registry, store: ObjectStore, journal: Journal, *, fresh: frozenset[str]) -> State[Any]:
     started_at = utc_now()
-    registry = Registry(settings)
     release = Release(plan=plan, store=store, journal=journal, say=get_run_logger().info)
     release.say(f"release {plan.release_id}: {plan.facts.card.question}")
     hold = partial(_gate, release, fresh, ProgressBar("gates", f"0 of {len(GATES)} gates done"))
     if hold("data_contract") is Outcome.PASS:
         run_id = registry.start_run(plan.model, plan.release_id)
-        pointer = baseline(release, registry, run_id)
+        pointer, release.etag = baseline(release, registry, run_id)
         hold("gradient_equivalence")
         hold("kill_and_resume")
-        own = candidate(release, run_id, pointer)
-        hold("scaling")
-        hold("slice_quality")
-        release.fallbacks = check_fallbacks(plan, pointer, own.version)
+        try:
+            version = candidate(release, run_id, pointer).version
+        except ReleaseError as error:
+            version = ""
+            for gate in ON_CANDIDATE:
+                skip_gate(release, gate, f"the candidate could not be made: {error}")
+        else:
+            hold("scaling")
+            hold("slice_quality")
+        release.fallbacks = check_fallbacks(plan, pointer, version)
         hold("readiness")
     else:
         for gate in GATES[1:]:
             skip_gate(release, gate, "data_contract did not pass, and nothing may be trained on inputs that break their contract")
+        serving, release.etag = read_pointer(store, plan.model)
+        release.fallbacks = check_fallbacks(plan, serving, "") if serving else ()
     return _finished(*conclude(release, registry, started_at))
 
 
@@ -98,9 +106,15 @@ def gate_task(release: Release, gate: str) -> State[Any]:
 
 
 @task(task_run_name="baseline", cache_policy=NO_CACHE)
-def baseline(release: Release, registry: Registry, run_id: str) -> Pointer:
+def baseline(release: Release, registry: Registry, run_id: str) -> tuple[Pointer, str]:
     """What serves now; at the first release the named baseline is registered and put in service."""
-    return ensure_serving(release.plan, release.store, registry, run_id)
+    try:
+        return ensure_serving(release.plan, release.store, registry, run_id)
+    except RankError as error:
+        raise RecipeError(
+            f"the baseline of recipe {release.plan.facts.name} could not be fitted or exported: {error}\nNothing could serve if the "
+            "candidate is refused, so the release ended. Mend the recipe's baseline()."
+        ) from error
 
 
 @task(task_run_name="candidate", cache_policy=NO_CACHE)

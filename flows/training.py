@@ -1,5 +1,6 @@
 """`seatrial train`: one run with progress for people, and its record."""
 
+import shutil
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -11,26 +12,34 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from infra.settings import Settings
 from trainer import ranks
-from trainer.config import Reduction, TrainJob, parse_fault
+from trainer.config import Fault, Reduction, TrainJob, parse_fault
 from trainer.world import Progress as Step
-from validation.errors import ConfigError
+from validation.errors import ConfigError, InputError
 
 
 def train(
     settings: Settings, recipe: str, *, world_size: int, reduction: Reduction, steps: int | None, faults: Sequence[str]
 ) -> dict[str, Any]:
     """Train a recipe in a fresh folder under the home; returns the document of `seatrial train --json`."""
-    if steps is not None and steps < 1:
-        raise ConfigError(f"--steps {steps} trains nothing. Give at least 1.")
     planned = tuple(parse_fault(text) for text in faults)
+    _check(world_size, steps, planned)
     folder = Path(settings.home) / "runs" / f"train-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
     folder.mkdir(parents=True)
     job = TrainJob(
         recipe=recipe, folder=str(folder), world_size=world_size, reduction=reduction, steps=steps, faults=planned, warmup_steps=1,
         checkpoint_every=10 if planned else 100, max_restarts=max((fault.attempt for fault in planned), default=-1) + 1, evaluate=False,
     )  # fmt: skip
-    with _bar() as bar:
-        record = ranks.run_group(job, on_progress=_Shown(bar))
+    try:
+        with _bar() as bar:
+            record = ranks.run_group(job, on_progress=_Shown(bar))
+    except InputError:
+        shutil.rmtree(folder)
+        raise
+    if unfired := [str(fault) for fault in planned if str(fault) not in record.faults_fired]:
+        raise ConfigError(
+            f"the run ended after {record.steps} steps in attempt {record.attempts - 1}, and the planned {', '.join(unfired)} never fired. "
+            f"Nothing was shown by it. Plan it within the run's ranks, steps and attempts. The run stands in {folder}."
+        )
     document = {
         "recipe": record.recipe, "world_size": record.world_size, "parallel": record.parallel, "reduction": record.reduction,
         "steps": record.steps, "state_sha256": record.state_sha256, "ledger_sha256": record.ledger_sha256,
@@ -38,6 +47,17 @@ def train(
     }  # fmt: skip
     _say(document)
     return document
+
+
+def _check(world_size: int, steps: int | None, planned: Sequence[Fault]) -> None:
+    if world_size < 1:
+        raise ConfigError(f"--world-size {world_size} has no rank. Give at least 1.")
+    if steps is not None and steps < 1:
+        raise ConfigError(f"--steps {steps} trains nothing. Give at least 1.")
+    for fault in planned:
+        if fault.rank >= world_size or (steps is not None and fault.step >= steps):
+            within = f"{steps or 'all'} steps of {world_size} ranks"
+            raise ConfigError(f"the fault {fault} cannot fire in {within}. Plan another; ranks and steps count from 0.")
 
 
 def _bar() -> Progress:

@@ -16,7 +16,7 @@ from typing import Any
 
 from infra.store import NotFoundError, ObjectStore
 from validation.canonical import canonical_json, plain, sha256_hex
-from validation.errors import ConflictError, EvidenceError
+from validation.errors import ConfigError, ConflictError, EvidenceError
 
 _TRIES = 50  # each lost number means that another writer of this release got on
 _KIND = re.compile(r"[a-z0-9][a-z0-9_-]{0,79}")
@@ -45,7 +45,7 @@ class Journal:
 
     def __init__(self, store: ObjectStore, release_id: str) -> None:
         if not _RELEASE_ID.fullmatch(release_id):
-            raise EvidenceError(
+            raise ConfigError(
                 f"{release_id[:120]!r} is not a release id, so it has no journal. Ids look like flights-20260131-181542-3f9c; "
                 "`seatrial show` lists them."
             )

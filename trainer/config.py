@@ -73,7 +73,13 @@ def parse_fault(text: str) -> Fault:
         )  # fmt: skip
     except (KeyError, ValueError) as error:
         raise ConfigError(f"fault '{text}' cannot be read ({error}). Write it like kill:rank=1,step=7,phase=backward.") from None
-    if kind not in ("kill", "delay", "skip", "error") or fault.phase not in FAULT_PHASES or given or min(fault.rank, fault.step) < 0:
+    if (
+        kind not in ("kill", "delay", "skip", "error")
+        or fault.phase not in FAULT_PHASES
+        or given
+        or not 0 <= fault.ms < float("inf")
+        or min(fault.rank, fault.step, fault.attempt) < 0
+    ):
         raise ConfigError(
             f"fault '{text}' is unknown or out of range. Use kill, delay, skip or error with rank, step, phase "
             f"({'|'.join(FAULT_PHASES)}), attempt and ms."

@@ -1,14 +1,18 @@
 """A recipe as plain values, for the process that decides and never imports torch. Runs in a warm process."""
 
+import hashlib
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 
 from trainer.recipe import SPLITS, Card, DataContract, Recipe, SplitData, Training, code_digest, load_recipe
 from validation.canonical import digest, sha256_hex
 from validation.errors import DataError, RecipeError, ReleaseError
+
+CHUNK_ROWS = 16384  # bounds memory while the content is digested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,7 +29,7 @@ class RecipeFacts:
     target_quality: float
     steps: int  # optimizer updates of a full training
     code_sha256: str  # sources of the recipe and of what it imports from its own package
-    data_sha256: str  # both splits: ids and contract frames
+    data_sha256: str  # both splits: ids, contract frames, inputs, labels and weights
     rows: dict[str, int]  # split -> samples
 
 
@@ -38,9 +42,10 @@ def describe(recipe_path: str, folder: str) -> RecipeFacts:
     digests: dict[str, str] = {}
     rows: dict[str, int] = {}
     for split in SPLITS:
-        frame = _checked_frame(recipe, split)
+        data = _loaded(recipe, split)
+        frame = _checked_frame(recipe, split, data)
         frame.to_parquet(Path(folder) / f"{split}.parquet")
-        digests[split] = sha256_hex(pd.util.hash_pandas_object(frame, index=False).to_numpy().tobytes())
+        digests[split] = digest([sha256_hex(pd.util.hash_pandas_object(frame, index=False).to_numpy().tobytes()), _content_sha256(data)])
         rows[split] = len(frame)
     training = recipe.training
     positions = rows["train"] * training.epochs
@@ -51,9 +56,18 @@ def describe(recipe_path: str, folder: str) -> RecipeFacts:
     )  # fmt: skip
 
 
-def _checked_frame(recipe: Recipe, split: str) -> pd.DataFrame:
+def _content_sha256(data: SplitData) -> str:
+    """sha256 over inputs, labels and weights of every row in order, read in chunks."""
+    seen = hashlib.sha256()
+    for start in range(0, len(data), CHUNK_ROWS):
+        for part in data.batch(np.arange(start, min(start + CHUNK_ROWS, len(data)))):
+            seen.update(f"{part.dtype}{tuple(part.shape)}".encode())
+            seen.update(np.ascontiguousarray(part.numpy()).tobytes())
+    return seen.hexdigest()
+
+
+def _checked_frame(recipe: Recipe, split: str, data: SplitData) -> pd.DataFrame:
     """The split's frame with its sample ids in front, checked against the split itself."""
-    data = _loaded(recipe, split)
     frame = data.frame
     if not len(frame) == len(data) == len(data.sample_ids):
         raise DataError(
@@ -65,6 +79,11 @@ def _checked_frame(recipe: Recipe, split: str) -> pd.DataFrame:
         raise DataError(
             f"recipe {recipe.name}: the frame of split '{split}' has no column {absent}. Add it to the frame or correct the recipe."
         )
+    for column in frame.columns:
+        if not pd.api.types.is_hashable(frame[column].iloc[0] if len(frame) else 0):
+            raise DataError(
+                f"recipe {recipe.name}: frame column '{column}' holds {type(frame[column].iloc[0]).__name__} objects. Give plain values."
+            )
     return frame.assign(sample_id=data.sample_ids).reset_index(drop=True)
 
 

@@ -231,8 +231,8 @@ def _method_problems(method: Any, name: str, arguments: int) -> Iterator[str]:
 
 
 def _name_problems(name: str) -> Iterator[str]:
-    if not re.fullmatch(r"[a-z0-9][a-z0-9-]*", name):
-        yield f"name '{name}' has to match [a-z0-9-]+"
+    if not re.fullmatch(r"[a-z0-9][a-z0-9-]{0,59}", name):
+        yield f"name '{name[:80]}' has to match [a-z0-9-]+ and have at most 60 characters"
 
 
 def _training_problems(training: Training) -> Iterator[str]:

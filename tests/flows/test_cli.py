@@ -46,7 +46,7 @@ def test_show_of_an_empty_store_is_an_empty_document(home: Path, capsys: Capture
         pytest.param(["release", "no_such_module:recipe"], "no_such_module", id="unknown module"),
         pytest.param(["release", "nope"], "neither shipped", id="unknown short name"),
         pytest.param(["release", "half_recipe:recipe"], "loss", id="a member is missing"),
-        pytest.param(["release", "tiny_recipe:recipe", "--world-sizes", "16"], "lanes", id="more ranks than lanes"),
+        pytest.param(["release", "tiny_recipe:recipe", "--world-sizes", "1,16"], "lanes", id="more ranks than lanes"),
         pytest.param(["release", "tiny_recipe:recipe", "--world-sizes", "two"], "whole numbers", id="world sizes in words"),
         pytest.param(["release", "tiny_recipe:recipe", "--drill", "fire"], "slice-regression", id="unknown drill"),
         pytest.param(["release", "tiny_recipe:recipe", "--policy", "absent.yaml"], "absent.yaml", id="no policy file"),
@@ -56,6 +56,17 @@ def test_show_of_an_empty_store_is_an_empty_document(home: Path, capsys: Capture
         pytest.param(["train", "tiny_recipe:recipe", "--fault", "kill:rank=x"], "kill:rank=1", id="unreadable fault"),
         pytest.param(["train", "tiny_recipe:recipe", "--world-size", "9"], "lanes", id="train on more ranks than lanes"),
         pytest.param(["train", "tiny_recipe:recipe", "--steps", "0"], "at least 1", id="no steps"),
+        pytest.param(["train", "tiny_recipe:recipe", "--world-size", "0"], "at least 1", id="no ranks"),
+        pytest.param(["train", "tiny_recipe:recipe", "--fault", "kill:rank=1,step=1"], "cannot fire", id="fault on no rank"),
+        pytest.param(["train", "tiny_recipe:recipe", "--steps", "3", "--fault", "kill:rank=0,step=3"], "cannot fire", id="fault too late"),
+        pytest.param(
+            ["train", "tiny_recipe:recipe", "--steps", "3", "--fault", "kill:rank=0,step=1,attempt=1"], "never fired", id="unfired"
+        ),
+        pytest.param(["train", "tiny_recipe:recipe", "--fault", "delay:rank=0,step=1,ms=nan"], "out of range", id="delay of NaN"),
+        pytest.param(["release", "tiny_recipe:recipe", "--world-sizes", ","], "whole numbers", id="empty world sizes"),
+        pytest.param(["release", "tiny_recipe:recipe", "--world-sizes", "2,4"], "world size 1", id="no reference"),
+        pytest.param(["show", "typo"], "not a release id", id="show something else"),
+        pytest.param(["gate", "scaling", "--release", "typo"], "not a release id", id="gate of something else"),
         pytest.param(["lab", "--workers", "0"], "workers", id="no workers"),
     ],
 )

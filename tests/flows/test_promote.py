@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 from flows.candidate import Candidate
 from flows.gates import Release
 from flows.plan import ReleasePlan, ReleaseRequest
-from flows.promote import decide_on, serve
+from flows.promote import decide_on, serve, unless_overtaken
 from infra.journal import Journal
 from infra.pointer import Pointer, move_pointer, read_pointer
 from infra.registry import Registry
@@ -19,6 +19,7 @@ from trainer.describe import RecipeFacts
 from trainer.recipe import Card, DataContract, Training
 from trainer.runlog import machine
 from validation.decision import ReleaseDecision
+from validation.errors import ConflictError
 from validation.policy import GATES, parse_policy
 from validation.records import FallbackCheck
 from validation.verdict import GateVerdict, check, conclude
@@ -50,8 +51,16 @@ def release(*, drill: str = "", fallbacks: tuple[FallbackCheck, ...] = (GOOD, BA
     serving = Pointer(
         model=MODEL, serving_version="2", serving_kind="candidate", last_known_good="", baseline="1", release_id=plan.release_id, sequence=2
     )
-    move_pointer(store, serving, None)
+    made.etag = move_pointer(store, serving, None)
     return made
+
+
+def move_on(made: Release, version: str) -> None:
+    """Another release puts a version in service meanwhile."""
+    pointer, etag = read_pointer(made.store, MODEL)
+    assert pointer is not None
+    later = replace(pointer, serving_version=version, last_known_good="2", release_id="boat-20260102-000000-bbbb", sequence=9)
+    move_pointer(made.store, later, etag)
 
 
 def verdicts(**failed: float) -> list[GateVerdict]:
@@ -133,3 +142,48 @@ def test_a_drill_that_was_caught_is_refused_for_the_gates_reason_alone() -> None
     decision = decide_on(release(drill="slice-regression"), verdicts(slice_quality=0.1))
 
     assert decision.reason == "slice_quality is fail: measured is 0.1, has to be >= 0.5"
+
+
+def test_a_refused_release_leaves_alone_what_another_one_promoted_meanwhile(registry: Registry) -> None:
+    """The pointer stays on the version that was promoted while this release was judged, and the decision says that it serves."""
+    made = release()
+    move_on(made, "1")
+    decision = unless_overtaken(made, decide_on(made, verdicts(scaling=0.1)))
+    pointer, _ = decided(made, registry, decision)
+
+    assert pointer is not None
+    assert (pointer.serving_version, pointer.sequence) == ("1", 9)
+    assert (decision.decision, decision.serving_version) == ("fell_back", "1")
+
+
+def test_a_candidate_is_held_when_what_it_was_compared_with_no_longer_serves(registry: Registry) -> None:
+    """All gates pass, but against a version that another release has replaced: nothing moves, the reason names that release."""
+    made = release()
+    move_on(made, "1")
+    decision = unless_overtaken(made, decide_on(made, verdicts()))
+    pointer, _ = decided(made, registry, decision)
+
+    assert pointer is not None
+    assert pointer.serving_version == "1"
+    assert decision.decision == "held"
+    assert "boat-20260102-000000-bbbb" in decision.reason
+
+
+def test_a_candidate_that_served_before_does_not_come_back_by_an_old_gate() -> None:
+    """Its release was promoted once and replaced since; holding a gate of it again moves nothing."""
+    made = release()
+    made.journal.append("decided", {"decision": "promoted", "serving": {"version": "3"}}, time_utc="2026-01-01T00:00:00+00:00")
+    decision = unless_overtaken(made, decide_on(made, verdicts()))
+
+    assert (decision.decision, decision.serving_version) == ("held", "2")
+    assert "served before" in decision.reason
+
+
+def test_a_pointer_that_moves_at_the_last_moment_is_never_overwritten(registry: Registry) -> None:
+    """Between decision and move another release was faster: the compare-and-set refuses."""
+    made = release()
+    decision = unless_overtaken(made, decide_on(made, verdicts()))
+    move_on(made, "1")
+
+    with pytest.raises(ConflictError):
+        serve(made, registry, decision)

@@ -10,7 +10,7 @@ from helpers_stores import KINDS
 from infra.journal import Journal, list_releases, new_release_id
 from infra.store import MemoryStore, ObjectStore
 from infra.store_folder import FolderStore
-from validation.errors import EvidenceError
+from validation.errors import ConfigError, EvidenceError
 
 RELEASE = "flights-20260131-181542-3f9c"
 NOW = "2026-01-31T18:15:42Z"
@@ -150,7 +150,7 @@ def test_kinds_are_plain_words(kind: str) -> None:
 @pytest.mark.parametrize("name", ["", "flights", "../x-20260131-181542-3f9c", "flights-20260131-181542-"])
 def test_only_release_ids_have_journals(name: str) -> None:
     """A text that is no release id is refused before the store is asked."""
-    with pytest.raises(EvidenceError, match="not a release id"):
+    with pytest.raises(ConfigError, match="not a release id"):
         Journal(MemoryStore(), name)
 
 
