@@ -5,13 +5,16 @@ One story in order, because each chapter needs what the one before left: first r
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import boto3
+import psutil
 import pytest
 from mlflow import MlflowClient
 from moto.server import ThreadedMotoServer
@@ -41,19 +44,16 @@ class Yard:
 
     def seatrial(self, *arguments: str) -> tuple[int, Any, str]:
         """Exit code, JSON document and stderr of one command."""
+        command = [sys.executable, "-m", "flows.cli", *arguments, "--json"]
+        run = subprocess.run(command, cwd=EXAMPLE, env=self.environment(), capture_output=True, text=True, timeout=280, check=False)
+        return run.returncode, json.loads(run.stdout) if run.stdout.strip() else None, run.stderr
+
+    def environment(self) -> dict[str, str]:
+        """This process's, without what would lead the command elsewhere."""
         environment = {**os.environ, "SEATRIAL_HOME": str(self.home), "PYTHONPATH": str(Path(__file__).parent)}
         for name in ("SEATRIAL_STORE", "SEATRIAL_CACHE", "PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI"):
             environment.pop(name, None)
-        environment |= self.settings
-        run = subprocess.run(
-            [sys.executable, "-m", "flows.cli", *arguments, "--json"],
-            cwd=EXAMPLE,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
-        return run.returncode, json.loads(run.stdout) if run.stdout.strip() else None, run.stderr
+        return environment | self.settings
 
     def release(self, *options: str, recipe: str = "digits:recipe") -> tuple[int, Any, str]:
         """One release of the example recipe."""
@@ -186,6 +186,34 @@ def test_data_that_breaks_its_contract_holds_back_everything_after_it(yard: Yard
     assert code == 3, shown[-3000:]
     assert [gate["outcome"] for gate in document["gates"]] == ["fail"] + ["inconclusive"] * 5
     assert read_pointer(yard.store(), "digits")[0] == before
+    assert (document["decision"], document["serving"]["version"]) == ("fell_back", before.serving_version if before else "")
+
+
+def test_an_interrupt_ends_a_release_at_once_and_leaves_no_process(tmp_path: Path) -> None:
+    """Ctrl-C at a terminal reaches the whole group: exit 1 within seconds, said in words; ranks, servers and helpers are gone."""
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    yard = Yard(tmp_path)
+    with (tmp_path / "err").open("w+") as err:
+        command = [sys.executable, "-m", "flows.cli", "release", "digits:recipe", "--policy", str(tmp_path / "policy.yaml")]
+        run = subprocess.Popen(command, cwd=EXAMPLE, env=yard.environment(), stdout=err, stderr=err, start_new_session=True)
+        until = time.monotonic() + 120
+        while "data_contract: PASS" not in (tmp_path / "err").read_text():
+            assert run.poll() is None, (tmp_path / "err").read_text()[-3000:]
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        os.killpg(run.pid, signal.SIGINT)
+
+        assert run.wait(timeout=20) == 1
+    assert "stopped by hand" in (tmp_path / "err").read_text()
+    _, alive = psutil.wait_procs([p for p in psutil.process_iter() if str(tmp_path) in _environment_of(p)], timeout=5)
+    assert alive == []
+
+
+def _environment_of(process: psutil.Process) -> str:
+    try:
+        return str(process.environ().get("SEATRIAL_HOME", ""))
+    except psutil.Error:
+        return ""
 
 
 def test_a_first_release_that_is_refused_at_once_is_held_and_leaves_its_history_in_s3(
