@@ -36,7 +36,7 @@ def judge_slices(records: SliceRecords, policy: SlicePolicy) -> GateVerdict:
     if unsound:
         return conclude(GATE, unsound, passed_reason="", notes=("The positive control was not run: it needs complete outcomes.",))
     found = compare(records, policy, records.outcomes)
-    checks = [*_whole_checks(records, policy), *_slice_checks(records, found, policy), *_overall_checks(records, found, policy)]
+    checks = [*_slice_checks(records, found, policy), *_overall_checks(records, found, policy), *_whole_checks(records, policy)]
     verdict = conclude(
         GATE, checks, passed_reason=_passed_reason(records, found), tables=slice_tables(records, found),
         plots=slice_plots(records, found, margin=policy.margin.value), notes=_notes(found, policy),
