@@ -16,7 +16,7 @@ from infra.journal import Journal
 from infra.report import GateLine
 from infra.store import ObjectStore
 from validation.canonical import digest
-from validation.contract import ContractSpec, judge_contract
+from validation.contract import judge_contract
 from validation.equivalence import judge_equivalence
 from validation.errors import ConfigError, InputError, RankError, ReleaseError
 from validation.expectations import build_contract_records
@@ -54,7 +54,7 @@ def probe_and_judge(release: Release, gate: str, bench: Bench) -> tuple[Any, Gat
     match gate:
         case "data_contract":
             frames = {split: pd.read_parquet(path) for split, path in bench.plan.frames.items()}
-            contract = build_contract_records(frames, ContractSpec.of(bench.plan.facts.contract))
+            contract = build_contract_records(frames, bench.plan.facts.contract)
             return contract, judge_contract(contract)
         case "gradient_equivalence":
             runs = probe_equivalence(bench)

@@ -15,6 +15,7 @@ import validation
 from infra.journal import Journal, new_release_id
 from infra.settings import Settings
 from trainer import ranks
+from trainer.config import DRILLS
 from trainer.describe import RecipeFacts
 from trainer.lanes import check_world_size
 from trainer.runlog import machine
@@ -23,7 +24,6 @@ from validation.errors import ConfigError
 from validation.policy import GATES, Policy, parse_policy
 from validation.records import Machine
 
-DRILLS = ("slice-regression",)
 DESCRIBE_DEADLINE_S = 300.0  # a recipe may prepare its data cache on first use
 
 

@@ -8,6 +8,7 @@ from validation.errors import ConfigError
 Reduction = Literal["exact", "fast"]
 Precision = Literal["float32", "float64"]
 FaultKind = Literal["kill", "delay", "skip", "error"]
+DRILLS = ("slice-regression",)  # planted data faults of a release: trainer.drills
 FAULT_PHASES = ("data", "forward", "backward", "collective", "optimizer", "checkpoint")
 
 

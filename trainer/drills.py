@@ -8,10 +8,10 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from trainer.config import DRILLS
 from trainer.recipe import Batch, Recipe, SplitData
 from validation.errors import ConfigError
 
-DRILLS = ("slice-regression",)
 DRILL_SHARE = 0.10  # of the train split that the chosen slice should hold: enough to learn from, too little to show in the mean
 SCAN_ROWS = 8192
 

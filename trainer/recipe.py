@@ -21,6 +21,8 @@ import pandas as pd
 
 from trainer.recipe_code import code_digest as code_digest
 from trainer.recipe_code import import_code, split_path
+from validation.contract import Column as Column
+from validation.contract import DataContract as DataContract
 from validation.errors import ConfigError, RecipeError
 
 if TYPE_CHECKING:
@@ -49,30 +51,6 @@ class SplitData(Protocol):
 
     def batch(self, rows: npt.NDArray[np.int64]) -> Batch:
         """Fetch rows (any order, repeats allowed, may be empty); the same rows give the same bytes on every rank."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """What a column of the contract frame has to look like."""
-
-    kind: str  # "number" | "category" | "time"
-    max_null_share: float = 0.0  # 0..1
-    minimum: float | None = None
-    maximum: float | None = None
-    allowed: tuple[str, ...] = ()  # closed set for a category; empty = open
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataContract:
-    """What the inputs are, and what did not exist yet when the decision is made (the production cutoff)."""
-
-    columns: Mapping[str, Column]  # every column of the frame that feeds the model
-    label: str  # the frame's outcome column
-    event_time: str  # the frame's time column, used for the train/judge split and freshness
-    known_after_cutoff: tuple[str, ...]  # columns that must appear neither in `columns` nor in the frame (the label excepted)
-    min_rows: Mapping[str, int]  # split -> rows
-    period: Mapping[str, tuple[str, str]]  # split -> [first, last) event time, ISO; train must end before judge starts
-    max_gap_days: float  # freshness: the last event of a split may be this much older than its period's end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

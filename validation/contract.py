@@ -5,10 +5,8 @@ that a contract of thirty columns reads as a dozen lines that name the columns a
 docs/gates/data_contract.md.
 """
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pandas as pd
 
@@ -22,7 +20,7 @@ SHOWN = 3  # failed expectations quoted in a check; the table holds the rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ColumnSpec:
+class Column:
     """What a column of the contract frame has to look like."""
 
     kind: str  # "number" | "category" | "time"
@@ -33,23 +31,16 @@ class ColumnSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ContractSpec:
-    """The recipe's data contract as plain values; the fields mean what they mean in the recipe."""
+class DataContract:
+    """What the inputs are, and what did not exist yet when the decision is made (the production cutoff)."""
 
-    columns: Mapping[str, ColumnSpec]  # every column of the frame that feeds the model
-    label: str
-    event_time: str
-    known_after_cutoff: tuple[str, ...]  # may not stand in the frame, the label excepted
+    columns: Mapping[str, Column]  # every column of the frame that feeds the model
+    label: str  # the frame's outcome column
+    event_time: str  # the frame's time column, used for the train/judge split and freshness
+    known_after_cutoff: tuple[str, ...]  # may stand neither in `columns` nor in the frame, the label excepted
     min_rows: Mapping[str, int]  # split -> rows
-    period: Mapping[str, tuple[str, str]]  # split -> [first, last) event time, ISO; without an offset it is UTC
+    period: Mapping[str, tuple[str, str]]  # split -> [first, last) event time, ISO, UTC without an offset; train ends before judge starts
     max_gap_days: float  # the last event of a split may be this much older than its period's end
-
-    @classmethod
-    def of(cls, contract: Any) -> "ContractSpec":
-        """Copy a recipe's contract: any dataclass with these fields, its columns dataclasses with ColumnSpec's."""
-        fields = {item.name: getattr(contract, item.name) for item in dataclasses.fields(contract)}
-        columns = {name: ColumnSpec(**dataclasses.asdict(column)) for name, column in contract.columns.items()}
-        return cls(**{**fields, "columns": columns})
 
     @property
     def forbidden(self) -> tuple[str, ...]:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from validation.contract import ContractSpec, Plant
+from validation.contract import DataContract, Plant
 
 PLANT_ROWS = 2_000  # rows of a planted frame: enough for every expectation, next to free
 
 
-def plant_into(plant: Plant, frames: Mapping[str, pd.DataFrame], spec: ContractSpec) -> pd.DataFrame | None:
+def plant_into(plant: Plant, frames: Mapping[str, pd.DataFrame], spec: DataContract) -> pd.DataFrame | None:
     """Make a planted frame from samples of `frames`; None when the split or the columns that it needs are not there."""
     samples = {split: _sample(frame) for split, frame in frames.items()}
     if plant.name == "judge-rows":
@@ -29,7 +29,7 @@ def _sample(frame: pd.DataFrame) -> pd.DataFrame:
     return frame.iloc[:: max(1, -(-len(frame) // PLANT_ROWS))]
 
 
-def _with_nulls(sample: pd.DataFrame, spec: ContractSpec) -> pd.DataFrame | None:
+def _with_nulls(sample: pd.DataFrame, spec: DataContract) -> pd.DataFrame | None:
     """Null out more rows than the strictest column allows: half-way between its limit and all."""
     present = [column for column in spec.columns if column in sample]
     if not present:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from validation.contract import ColumnSpec, ContractSpec
+from validation.contract import Column, DataContract
 
 SAMPLE_ID = "sample_id"
 FLOAT_MAX = float(np.finfo(np.float64).max)
@@ -30,7 +30,7 @@ class Ask:
     limits: Mapping[str, Any] = field(default_factory=dict)
 
 
-def value_asks(split: str, spec: ContractSpec) -> Iterable[Ask]:
+def value_asks(split: str, spec: DataContract) -> Iterable[Ask]:
     """What the rows have to look like: volume and identity first, then nulls, ranges, categories, period and freshness."""
     yield from _table_asks(split, spec)
     yield from _column_asks(spec)
@@ -38,7 +38,7 @@ def value_asks(split: str, spec: ContractSpec) -> Iterable[Ask]:
         yield from _time_asks(spec.event_time, *spec.period[split], spec.max_gap_days)
 
 
-def name_asks(spec: ContractSpec) -> Iterable[Ask]:
+def name_asks(spec: DataContract) -> Iterable[Ask]:
     """Ask a table with one row a column name (in `column`): no name twice, none from after the cutoff."""
     yield Ask(aspect="columns", kind="column_values_to_be_unique", column="column", expected="each column name once")
     yield Ask(
@@ -47,7 +47,7 @@ def name_asks(spec: ContractSpec) -> Iterable[Ask]:
     )  # fmt: skip
 
 
-def kind_asks(spec: ContractSpec) -> Iterable[Ask]:
+def kind_asks(spec: DataContract) -> Iterable[Ask]:
     """Ask a table with one row a contract column, "name: kind" as `kind_rows` makes them: all as declared.
 
     One question about all columns: the library takes 7 ms a question, whatever the size of the frame.
@@ -59,7 +59,7 @@ def kind_asks(spec: ContractSpec) -> Iterable[Ask]:
     )  # fmt: skip
 
 
-def kind_rows(frame: pd.DataFrame, spec: ContractSpec) -> pd.DataFrame:
+def kind_rows(frame: pd.DataFrame, spec: DataContract) -> pd.DataFrame:
     """Name each contract column's kind in `frame`; an absent one is "name: absent"."""
     return pd.DataFrame({"column": [f"{column}: {kind_of(frame[column]) if column in frame else 'absent'}" for column in spec.columns]})
 
@@ -76,7 +76,7 @@ def as_utc(moments: pd.Series) -> pd.Series:
     return pd.to_datetime(moments, utc=True, errors="coerce", format="ISO8601").dt.tz_localize(None)
 
 
-def _table_asks(split: str, spec: ContractSpec) -> Iterable[Ask]:
+def _table_asks(split: str, spec: DataContract) -> Iterable[Ask]:
     if split in spec.min_rows:
         rows = max(1, spec.min_rows[split])
         yield Ask(aspect="rows", kind="table_row_count_to_be_between", limits={"min_value": rows}, expected=f"at least {rows} rows")
@@ -84,9 +84,9 @@ def _table_asks(split: str, spec: ContractSpec) -> Iterable[Ask]:
     yield Ask(aspect="sample ids", kind="column_values_to_not_be_null", column=SAMPLE_ID, expected="an id for every sample")
 
 
-def _column_asks(spec: ContractSpec) -> Iterable[Ask]:
+def _column_asks(spec: DataContract) -> Iterable[Ask]:
     """The label and the event time may never be null; every other column as its rule says."""
-    rules = {**spec.columns, spec.label: ColumnSpec(kind=""), spec.event_time: ColumnSpec(kind="time")}
+    rules = {**spec.columns, spec.label: Column(kind=""), spec.event_time: Column(kind="time")}
     for column, rule in rules.items():
         limits = {"mostly": max(0.0, 1.0 - rule.max_null_share - NULL_ROUNDING)}
         words = f"at most {rule.max_null_share:.4g} null"
@@ -100,7 +100,7 @@ def _column_asks(spec: ContractSpec) -> Iterable[Ask]:
             yield Ask(aspect="categories", kind="column_values_to_be_in_set", column=column, limits=values, expected=words)
 
 
-def _range_asks(column: str, rule: ColumnSpec) -> Iterable[Ask]:
+def _range_asks(column: str, rule: Column) -> Iterable[Ask]:
     """Finite and in range: an infinity lies outside the largest float, a null is counted by the null expectation."""
     low = -FLOAT_MAX if rule.minimum is None else rule.minimum
     high = FLOAT_MAX if rule.maximum is None else rule.maximum

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from validation.contract import PLANTS, ContractSpec
+from validation.contract import PLANTS, DataContract
 from validation.contract_plants import plant_into
 from validation.contract_suite import SAMPLE_ID, Ask, as_utc, kind_asks, kind_of, kind_rows, name_asks, value_asks
 from validation.records import ContractRecords, Expectation
@@ -23,7 +23,7 @@ from validation.records import ContractRecords, Expectation
 COPY_CORRELATION = 0.999  # a column this close to the label is the label under another name
 
 
-def run_expectations(frame_name: str, frame: pd.DataFrame, spec: ContractSpec) -> tuple[Expectation, ...]:
+def run_expectations(frame_name: str, frame: pd.DataFrame, spec: DataContract) -> tuple[Expectation, ...]:
     """Hold a frame against its contract: one suite on its rows, two small ones on its columns' names and kinds.
 
     Args: frame_name is the split ("train" | "judge"); frame has a `sample_id` column beside the contract's.
@@ -40,7 +40,7 @@ def run_expectations(frame_name: str, frame: pd.DataFrame, spec: ContractSpec) -
     return tuple(replace(item, frame=frame_name) for item in results)
 
 
-def build_contract_records(frames: Mapping[str, pd.DataFrame], spec: ContractSpec) -> ContractRecords:
+def build_contract_records(frames: Mapping[str, pd.DataFrame], spec: DataContract) -> ContractRecords:
     """Evaluate both splits, and each planted frame by the same suite.
 
     Args: frames by split ("train", "judge"), each the recipe's `SplitData.frame` with its `sample_ids` as column `sample_id`.
@@ -126,7 +126,7 @@ def _exception(info: Mapping[str, Any]) -> str:
     return lines[0][:120]
 
 
-def _prepared(frame: pd.DataFrame, spec: ContractSpec) -> pd.DataFrame:
+def _prepared(frame: pd.DataFrame, spec: DataContract) -> pd.DataFrame:
     """Keep the contract's columns; event times become UTC without a zone, code numbers of a closed category become text."""
     wanted = dict.fromkeys((SAMPLE_ID, *spec.columns, spec.label, spec.event_time))
     kept = frame[[column for column in wanted if column in frame]].copy()
@@ -138,7 +138,7 @@ def _prepared(frame: pd.DataFrame, spec: ContractSpec) -> pd.DataFrame:
     return kept.astype({column: np.float64 for column in kept if kept[column].dtype == np.float32})  # limits may be beyond float32
 
 
-def _copies_of_label(rows: pd.DataFrame, spec: ContractSpec) -> list[Expectation]:
+def _copies_of_label(rows: pd.DataFrame, spec: DataContract) -> list[Expectation]:
     """Look for the label under another name: a number column that moves exactly with it."""
     if spec.label not in rows or kind_of(rows[spec.label]) != "number":
         return []
@@ -182,7 +182,7 @@ def _span(frame: pd.DataFrame, event_time: str) -> tuple[str, str]:
     return (times.min().isoformat(), times.max().isoformat()) if len(times) else ("", "")
 
 
-def _planted(frames: Mapping[str, pd.DataFrame], spec: ContractSpec) -> Iterable[Expectation]:
+def _planted(frames: Mapping[str, pd.DataFrame], spec: DataContract) -> Iterable[Expectation]:
     """Evaluate each planted frame; only the demanded number of rows is lowered, since plants are made of samples."""
     relaxed = replace(spec, min_rows=dict.fromkeys(spec.min_rows, 1))
     for plant in PLANTS:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from validation.contract import ColumnSpec, ContractSpec
+from validation.contract import Column, DataContract
 from validation.failure_modes import default_modes
 from validation.policy import parse_policy
 from validation.records import Drill, FallbackCheck, ReadinessRecords, SliceRecords
@@ -17,15 +17,15 @@ SLICE_POLICY = parse_policy().slice_quality
 READINESS_POLICY = parse_policy().readiness
 
 
-def contract_spec_of_two(**changes: Any) -> ContractSpec:
+def contract_spec_of_two(**changes: Any) -> DataContract:
     """A contract with a number, a closed category and a column from after the cutoff."""
     given: dict[str, Any] = {
-        "columns": {"hour": ColumnSpec(kind="number", minimum=0, maximum=23, max_null_share=0.1),
-                    "carrier": ColumnSpec(kind="category", allowed=("AA", "UA"))},
+        "columns": {"hour": Column(kind="number", minimum=0, maximum=23, max_null_share=0.1),
+                    "carrier": Column(kind="category", allowed=("AA", "UA"))},
         "label": "late", "event_time": "at", "known_after_cutoff": ("arr_delay", "late"), "min_rows": {"train": 50, "judge": 50},
         "period": {"train": ("2013-01-01", "2013-02-01"), "judge": ("2013-02-01", "2013-03-01")}, "max_gap_days": 3.0,
     }  # fmt: skip
-    return ContractSpec(**{**given, **changes})
+    return DataContract(**{**given, **changes})
 
 
 def contract_frame(split: str = "train", rows: int = 100) -> pd.DataFrame:

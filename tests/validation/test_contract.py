@@ -1,12 +1,12 @@
 """The data_contract gate: one check per aspect and frame, columns named, three plants caught in every run."""
 
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import cache
 
 import pytest
 from helpers_gates import contract_frames, contract_spec_of_two
 
-from validation.contract import ASPECTS, PLANTS, ColumnSpec, ContractSpec, judge_contract
+from validation.contract import ASPECTS, PLANTS, judge_contract
 from validation.expectations import build_contract_records
 from validation.records import ContractRecords, Expectation
 from validation.verdict import Outcome
@@ -166,30 +166,3 @@ def test_a_spoiled_judge_frame_fails_from_end_to_end(spoil: object, aspect: str)
     failed = [item.name for item in verdict.checks if item.passed is False]
     assert verdict.outcome is not Outcome.PASS
     assert aspect in failed
-
-
-def test_a_spec_is_copied_from_any_contract_of_the_same_shape() -> None:
-    """The recipe's own dataclasses become the gate's, field by field."""
-
-    @dataclass(frozen=True)
-    class Column:
-        kind: str
-        max_null_share: float = 0.0
-        minimum: float | None = None
-        maximum: float | None = None
-        allowed: tuple[str, ...] = ()
-
-    @dataclass(frozen=True)
-    class Contract:
-        columns: dict[str, Column] = field(default_factory=lambda: {"hour": Column("number", maximum=23)})
-        label: str = "late"
-        event_time: str = "at"
-        known_after_cutoff: tuple[str, ...] = ("late", "arr_delay")
-        min_rows: dict[str, int] = field(default_factory=lambda: {"train": 1})
-        period: dict[str, tuple[str, str]] = field(default_factory=dict)
-        max_gap_days: float = 1.0
-
-    spec = ContractSpec.of(Contract())
-
-    assert spec.columns == {"hour": ColumnSpec(kind="number", maximum=23)}
-    assert spec.forbidden == ("arr_delay",)

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from helpers_gates import contract_frame, contract_frames, contract_spec_of_two
 
-from validation.contract import ColumnSpec
+from validation.contract import Column
 from validation.expectations import build_contract_records, run_expectations
 from validation.records import Expectation
 
@@ -36,7 +36,7 @@ def test_an_empty_frame_violates_every_expectation_about_rows() -> None:
 
 def test_a_column_of_nulls_fails_even_where_nulls_are_allowed() -> None:
     """An all-null closed category passes the library's set expectation; here there was no value to look at."""
-    loose = {"carrier": ColumnSpec(kind="category", allowed=("AA",), max_null_share=1.0)}
+    loose = {"carrier": Column(kind="category", allowed=("AA",), max_null_share=1.0)}
 
     found = violated(contract_frame("judge").assign(carrier=None), columns=loose)
 
@@ -71,7 +71,7 @@ def test_a_null_share_at_a_limit_that_is_not_exact_in_binary_passes(share: float
     frame = contract_frame("judge", rows=300)
     frame.loc[: round(300 * share) - 1, "hour"] = np.nan
 
-    assert violated(frame, columns={"hour": ColumnSpec(kind="number", max_null_share=share)}) == {}
+    assert violated(frame, columns={"hour": Column(kind="number", max_null_share=share)}) == {}
 
 
 @pytest.mark.parametrize("value", [-1.0, 24.0, np.inf, -np.inf], ids=["below", "above", "inf", "minus-inf"])
@@ -88,7 +88,7 @@ def test_an_infinity_fails_without_any_declared_range() -> None:
     frame = contract_frame("judge")
     frame.loc[7, "hour"] = np.inf
 
-    assert violated(frame, columns={"hour": ColumnSpec(kind="number")}) == {"values": ["hour"]}
+    assert violated(frame, columns={"hour": Column(kind="number")}) == {"values": ["hour"]}
 
 
 def test_a_category_outside_the_closed_set_fails() -> None:
@@ -103,7 +103,7 @@ def test_a_closed_category_of_code_numbers_is_read_as_text() -> None:
     """A category stored as integers is compared with the allowed texts."""
     frame = contract_frame("judge").assign(carrier=lambda rows: (rows["carrier"] == "AA").astype(int))
 
-    assert violated(frame, columns={"carrier": ColumnSpec(kind="category", allowed=("0", "1"))}) == {}
+    assert violated(frame, columns={"carrier": Column(kind="category", allowed=("0", "1"))}) == {}
 
 
 def test_a_number_column_that_holds_text_fails_by_kind() -> None:
@@ -145,7 +145,7 @@ def test_the_label_under_another_name_fails() -> None:
     """A number column that moves exactly with the label is a leak, whatever its name."""
     frame = contract_frame("judge").assign(hint=lambda rows: 1.0 - 2.0 * rows["late"])
 
-    assert violated(frame, columns={"hint": ColumnSpec(kind="number")}) == {"cutoff": ["hint"]}
+    assert violated(frame, columns={"hint": Column(kind="number")}) == {"cutoff": ["hint"]}
 
 
 @pytest.mark.parametrize(
