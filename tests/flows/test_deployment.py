@@ -182,14 +182,14 @@ def test_a_refused_release_is_red_in_a_list_of_runs(port: Harbour, refused: dict
     """A release that was refused is a failed run, the gate that refused it a failed task, and both say so in few words."""
     gate = port.task_runs(refused["id"])["data_contract"]["state"]
 
-    assert (refused["state_name"], refused["state_type"], gate["name"], gate["type"]) == ("Held", "FAILED", "Fail", "FAILED")
+    assert (refused["state_name"], refused["state_type"], gate["name"], gate["type"]) == ("Fell back", "FAILED", "Fail", "FAILED")
     assert refused["state"]["message"] == f"{', '.join(GATES)} did not pass"
     assert "clerk_reading" in gate["message"]
 
 
 def test_a_refusal_is_no_noise_in_the_log(port: Harbour, refused: dict[str, Any]) -> None:
     """A verdict is logged once, by its gate; the engine's own lines stay short and without the traceback of no exception."""
-    lines = port.lines(refused["id"], last="Finished in state Held")
+    lines = port.lines(refused["id"], last="Finished in state Fell back")
 
     assert not any("failed with state" in line or "NoneType" in line for line in lines)
     assert sum("data_contract: FAIL" in line for line in lines) == 1

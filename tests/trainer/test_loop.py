@@ -103,7 +103,9 @@ def test_kept_gradients_are_reduced_and_not_clipped(alone: Path) -> None:
 
 def test_model_file_is_the_state_dict(alone: Path) -> None:
     """model.safetensors can be loaded strictly into a fresh model."""
-    recipe.model().load_state_dict(load_file(alone / "model.safetensors"))
+    matched = recipe.model().load_state_dict(load_file(alone / "model.safetensors"))
+
+    assert (matched.missing_keys, matched.unexpected_keys) == ([], [])
 
 
 def test_double_precision_starts_at_the_same_weights(tmp_path: Path) -> None:
