@@ -189,6 +189,19 @@ def test_data_that_breaks_its_contract_holds_back_everything_after_it(yard: Yard
     assert (document["decision"], document["serving"]["version"]) == ("fell_back", before.serving_version if before else "")
 
 
+def test_a_candidate_that_cannot_be_registered_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """Its serving module answers NaN: the gates that need it are inconclusive and say why, the baseline serves, exit 3."""
+    (tmp_path / "policy.yaml").write_text(POLICY)
+
+    code, document, shown = Yard(tmp_path).release(recipe="nan_digits:recipe")
+
+    gates = {gate["name"]: gate for gate in document["gates"]} if document else {}
+    assert code == 3, shown[-3000:]
+    assert (document["decision"], document["serving"]["kind"]) == ("fell_back", "baseline")
+    assert "the candidate could not be made" in gates["slice_quality"]["reason"]
+    assert gates["gradient_equivalence"]["outcome"] == "pass"
+
+
 def test_an_interrupt_ends_a_release_at_once_and_leaves_no_process(tmp_path: Path) -> None:
     """Ctrl-C at a terminal reaches the whole group: exit 1 within seconds, said in words; ranks, servers and helpers are gone."""
     (tmp_path / "policy.yaml").write_text(POLICY)

@@ -1,0 +1,54 @@
+"""A recipe as plain values: the data digest covers what the model sees."""
+
+from pathlib import Path
+
+import pytest
+from tiny_recipe import recipe
+
+from trainer.describe import describe
+from trainer.recipe import SplitData
+from validation.errors import DataError, RecipeError
+
+
+def digest_with(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, data: object) -> str:
+    monkeypatch.setattr(type(recipe), "data", data)
+    return describe(f"tiny_recipe:{name}", str(folder)).data_sha256
+
+
+def test_a_changed_input_changes_the_data_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Same ids, same frame, one other pixel: other data."""
+    load = type(recipe).data
+
+    def nudged(self: object, split: str) -> SplitData:
+        data = load(self, split)
+        data.inputs[0, 0] += 1.0
+        return data
+
+    before = describe("tiny_recipe:recipe", str(tmp_path)).data_sha256
+    same = describe("tiny_recipe:recipe", str(tmp_path)).data_sha256
+
+    assert before == same
+    assert before != digest_with(monkeypatch, tmp_path, "recipe", nudged)
+
+
+def test_a_loader_that_raises_is_the_recipes_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any exception of data() becomes a RecipeError that names it."""
+
+    def broken(self: object, split: str) -> SplitData:
+        raise ValueError("no such table")
+
+    with pytest.raises(RecipeError, match="no such table"):
+        digest_with(monkeypatch, tmp_path, "recipe", broken)
+
+
+def test_objects_in_a_frame_are_refused_by_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column of dicts has no digest."""
+    load = type(recipe).data
+
+    def nested(self: object, split: str) -> SplitData:
+        data = load(self, split)
+        data.frame["colour"] = [{} for _ in range(len(data))]
+        return data
+
+    with pytest.raises(DataError, match="'colour' holds dict objects"):
+        digest_with(monkeypatch, tmp_path, "recipe", nested)
