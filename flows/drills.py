@@ -92,7 +92,7 @@ def _broken_run(bench: Bench, label: str, fault: Fault, *, deadline_s: float) ->
 def torn_checkpoint_drill(bench: Bench) -> Drill:
     """SIGKILL while a checkpoint is being written: the torn one must not be trusted, the run must end with the twin's bytes."""
     common: dict[str, object] = {"world_size": 2, "steps": 8, "checkpoint_every": 3}
-    fault = Fault(kind="kill", rank=0, step=5, phase="checkpoint")
+    fault = Fault(kind="kill", rank=0, step=5, phase="seal")
     twin, _ = bench.run("drill-torn-twin", **common)
     torn, _ = bench.run("drill-torn", faults=(fault,), max_restarts=1, **common)
     resumed = torn.recoveries[0].resumed_from_step if torn.recoveries else -1

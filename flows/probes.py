@@ -147,7 +147,7 @@ def probe_recovery(bench: Bench) -> RecoveryRecords:
 
 def kill_schedule(*, seed: int, kills: int, first: int, steps: int, world_size: int) -> tuple[Fault, ...]:
     """Seeded kills, one an attempt, at ever later steps from `first` on (a checkpoint is sealed by then), each in another phase."""
-    phases = ("backward", "collective", "optimizer", "forward", "data", "checkpoint")
+    phases = ("backward", "collective", "optimizer", "forward", "data", "seal")
     draw = random.Random(seed)
     edges = [first + (steps - 1 - first) * i // kills for i in range(kills + 1)]
     return tuple(

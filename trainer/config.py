@@ -1,23 +1,27 @@
 """A training job as a value: everything that decides what a group of ranks does. Torch-free."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from validation.errors import ConfigError
 
 Reduction = Literal["exact", "fast"]
 Precision = Literal["float32", "float64"]
-FaultKind = Literal["kill", "delay", "skip", "error"]
+Parallel = Literal["ddp", "fsdp2"]
+FaultKind = Literal["kill", "delay", "skip", "error", "stop", "launcher"]
 DRILLS = ("slice-regression",)  # planted data faults of a release: trainer.drills
-FAULT_PHASES = ("data", "forward", "backward", "collective", "optimizer", "checkpoint")
+STEP_PHASES = ("data", "forward", "backward", "collective", "optimizer")  # of every step
+SAVE_PHASES = ("staging", "write", "seal")  # of a checkpoint: copying the state, writing its files, signing for them
+FAULT_PHASES = ("load", *STEP_PHASES, *SAVE_PHASES)  # "load": before the state of an attempt is loaded, whatever the fault's step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """A planned fault. Fires once, in the attempt it is planned for, unless `delay` (fires at every step from `step` on).
 
-    kill: SIGKILL to itself; delay: sleep `ms` (a straggler); skip: leave out this step's collective (the others hang);
-    error: raise. Text form: "kill:rank=1,step=7,phase=backward,attempt=0".
+    kill: SIGKILL to itself; delay: sleep `ms` (a straggler); skip: leave out this step's collective (the others hang); error: raise;
+    stop: SIGSTOP to itself (a frozen process); launcher: SIGKILL to the group's leader. A fault of a SAVE_PHASE fires at the first
+    checkpoint at or after its step. Text form: "kill:rank=1,step=7,phase=backward,attempt=0".
     """
 
     kind: FaultKind
@@ -37,11 +41,11 @@ class TrainJob:
     """One run of a rank group over all its attempts."""
 
     recipe: str  # import path "package.module:NAME" or a shipped recipe's short name
-    folder: str  # existing, empty: the run's records and checkpoints
+    folder: str  # existing: the run's records and checkpoints; a run that stands there goes on from its newest sealed checkpoint
     world_size: int
     reduction: Reduction = "exact"
     precision: Precision = "float32"
-    parallel: Literal["ddp"] = "ddp"
+    parallel: Parallel = "ddp"
     steps: int | None = None  # optimizer updates; None = all the recipe's epochs
     dropout: bool = True  # False: every Dropout module is put to eval (for legs compared with a reference)
     faults: tuple[Fault, ...] = ()
@@ -75,14 +79,14 @@ def parse_fault(text: str) -> Fault:
     except (KeyError, ValueError) as error:
         raise ConfigError(f"fault '{text}' cannot be read ({error}). Write it like kill:rank=1,step=7,phase=backward.") from None
     if (
-        kind not in ("kill", "delay", "skip", "error")
+        kind not in get_args(FaultKind)
         or fault.phase not in FAULT_PHASES
         or given
         or not 0 <= fault.ms < float("inf")
         or min(fault.rank, fault.step, fault.attempt) < 0
     ):
         raise ConfigError(
-            f"fault '{text}' is unknown or out of range. Use kill, delay, skip or error with rank, step, phase "
+            f"fault '{text}' is unknown or out of range. Use {', '.join(get_args(FaultKind))} with rank, step, phase "
             f"({'|'.join(FAULT_PHASES)}), attempt and ms."
         )
     return fault

@@ -96,12 +96,13 @@ def _first_updates(events: Sequence[Event], attempt: int) -> dict[int, int]:
 
 
 def _recovery(death: Death, back: Sequence[Event], world_size: int) -> Recovery:
-    joined_ns = max((event.t_ns for event in back if event.name == "joined"), default=death.reaped_ns)
+    imported_ns = max((event.t_ns for event in back if event.name == "imported"), default=death.reaped_ns)
+    joined_ns = max((event.t_ns for event in back if event.name == "joined"), default=imported_ns)
     loads = [event for event in back if event.name == "loaded"]
     loaded_ns = max((event.t_ns for event in loads), default=joined_ns)
     first_ns = max(_first_updates(back, back[0].attempt).values())
-    marks = (death.died_ns, death.noticed_ns, death.reaped_ns, joined_ns, loaded_ns, first_ns)
-    detect_s, teardown_s, rendezvous_s, load_s, first_step_s = ((b - a) / 1e9 for a, b in pairwise(marks))
+    marks = (death.died_ns, death.noticed_ns, death.reaped_ns, imported_ns, joined_ns, loaded_ns, first_ns)
+    detect_s, teardown_s, import_s, rendezvous_s, load_s, first_step_s = ((b - a) / 1e9 for a, b in pairwise(marks))
     return Recovery(
         fault=death.fault,
         world_size=death.world_size,
@@ -109,6 +110,7 @@ def _recovery(death: Death, back: Sequence[Event], world_size: int) -> Recovery:
         resumed_from_step=int(loads[-1].fields.get("step", 0)) if loads else 0,
         detect_s=detect_s,
         teardown_s=teardown_s,
+        import_s=import_s,
         rendezvous_s=rendezvous_s,
         load_s=load_s,
         first_step_s=first_step_s,

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import Iterable
 
-from trainer.config import Fault
+from trainer.config import SAVE_PHASES, Fault
 from trainer.world import Emit, World
 from validation.errors import ConfigError
 
@@ -27,7 +27,7 @@ def check_defect(name: str) -> None:
 class FaultPlan:
     """The faults of one rank in one attempt, fired at their step and phase after the leader has been told.
 
-    A fault of phase "checkpoint" fires at the first checkpoint at or after its step, since not every step has one.
+    A fault of a SAVE_PHASE fires at the first checkpoint at or after its step, since not every step has one.
     """
 
     def __init__(self, faults: Iterable[Fault], world: World, emit: Emit) -> None:
@@ -42,7 +42,7 @@ class FaultPlan:
                 continue
             if fault.kind == "delay":
                 self._delay(fault, step)
-            elif fault.step == step or (phase == "checkpoint" and fault.step < step):
+            elif fault.step == step or (phase in SAVE_PHASES and fault.step < step):
                 self._strike(fault)
 
     def skips(self, step: int) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from trainer import checkpoint
 from trainer.config import TrainJob
 from trainer.evaluate import measure_quality
+from trainer.recipe import load_recipe
 from trainer.reduce import Totals
 from trainer.setup import Training, device_facts, join, leave, meet, prepare, settle
 from trainer.state import save_model, snapshot, state_digest, tensor_sha256, weights_of
@@ -28,6 +29,8 @@ def run_rank(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> None:
         torch's own error when a peer dies or a collective takes longer than job.stall_s.
     """
     settle()
+    load_recipe(job.recipe)
+    emit("imported")
     join(job, world, rendezvous)
     emit("joined")
     run = prepare(job, world, emit)
@@ -142,9 +145,9 @@ def _checkpoint(run: Training) -> None:
     step = run.step - 1
     if run.world.rank == 0:
         state = snapshot(run.model, run.optimizer, run.schedule, step=run.step, position=run.position, seed=run.order.seed)
-        checkpoint.seal(run.folder / "checkpoints", state, before_seal=lambda: run.faults.at("checkpoint", step))
+        checkpoint.seal(run.folder / "checkpoints", state, before_seal=lambda: run.faults.at("seal", step))
     else:
-        run.faults.at("checkpoint", step)
+        run.faults.at("seal", step)
     run.clock.lap("checkpoint")
     run.clock.keep()
 

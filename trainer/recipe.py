@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +63,12 @@ class Training:
     seed: int = 0
     evaluate_every: int = 20  # steps between points of the quality curve
     clip_norm: float | None = None  # limit of the global gradient norm
+    accumulation: int = 1  # micro-batches that each lane is cut into, run one after the other: bounds activation memory
+    tail: Literal["keep", "drop"] = "keep"  # the run's last, smaller batch: trained on, or left out
+    autocast: Literal["", "bfloat16", "float16"] = ""  # type of the forward pass; weights, gradients and optimizer stay float32
+    loss_scale: float | None = None  # first scale of the loss (float16): halved and the update skipped on overflow, doubled when long calm
+    ema_decay: float | None = None  # an exponential moving average of the weights is kept, and it is what serves
+    loader_workers: int = 0  # processes a rank that fetch batches ahead; 0 = the rank fetches by itself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +95,12 @@ class Card:
 
 @runtime_checkable
 class Recipe(Protocol):
-    """Everything Sea Trial needs from a team. Functions must be deterministic given their arguments and torch's seed."""
+    """Everything Sea Trial needs from a team. Functions must be deterministic given their arguments and torch's seed.
+
+    A recipe that changes while it trains may also have `state_dict() -> dict` (plain values, the same on every rank) and
+    `load_state_dict(state)`: they are in every checkpoint and in the state's digest. For FSDP2 it may name the modules that are sharded
+    one by one, `shard_units(model) -> Iterable[nn.Module]`; default: the members of every nn.ModuleList, then the whole.
+    """
 
     name: str  # [a-z0-9-]+; the registered model's name
     card: Card

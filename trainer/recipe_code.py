@@ -12,7 +12,7 @@ from types import ModuleType
 from validation.canonical import digest, sha256_hex
 from validation.errors import RecipeError
 
-SHIPPED = {"flights": "trainer.recipes.flights:recipe"}  # short name -> import path
+SHIPPED = {"flights": "trainer.recipes.flights:recipe", "bytes": "trainer.recipes.bytes_text:recipe"}  # short name -> import path
 
 
 def split_path(path: str) -> tuple[str, str]:

@@ -21,8 +21,10 @@ class World:
 class Event:
     """Something that happened in a rank, on this machine's monotonic clock.
 
-    Names: "joined" (process group formed), "loaded" (state ready; fields: step), "step" (an optimizer update done; fields: step,
-    loss, samples; rank 0 each step, the others only their attempt's first), "fault" (about to fire; fields: fault), "finished".
+    Names: "imported" (the recipe's code is there), "joined" (process group formed), "loaded" (state ready; fields: step, steps, refused),
+    "step" (an optimizer update done; fields: step, loss, samples; rank 0 each step, the others only their attempt's first), "sealed" (a
+    checkpoint stands; rank 0; fields: step, bytes, seconds), "unsaved" (a checkpoint could not be written, training goes on; rank 0;
+    fields: step, reason), "fault" (about to fire; fields: fault), "finished".
     """
 
     name: str

@@ -54,6 +54,7 @@ class Recovery:
     resumed_from_step: int  # updates held by the checkpoint that was loaded; 0 = from the start
     detect_s: float  # death -> noticed
     teardown_s: float  # -> every survivor reaped
+    import_s: float  # -> every new rank stands and has imported the recipe
     rendezvous_s: float  # -> new group formed on every rank
     load_s: float  # -> checkpoint verified and loaded on every rank
     first_step_s: float  # -> next optimizer update done
@@ -66,7 +67,7 @@ class RunRecord:
 
     recipe: str
     world_size: int  # at the start
-    parallel: str  # "ddp"
+    parallel: str  # "ddp" | "fsdp2"
     reduction: str  # "exact" | "fast"
     precision: str  # "float32" | "float64"
     steps: int  # optimizer updates done

@@ -13,7 +13,7 @@ from validation.verdict import Check, GateVerdict, Plot, Series, Table, check, c
 
 GATE = "kill_and_resume"
 RERUN = "run the gate again: `seatrial gate kill_and_resume --release ID`"
-SEGMENTS = ("detect_s", "teardown_s", "rendezvous_s", "load_s", "first_step_s")
+SEGMENTS = ("detect_s", "teardown_s", "import_s", "rendezvous_s", "load_s", "first_step_s")
 TWIN = "a resumed run has to be the uninterrupted twin, bit for bit (docs/gates/kill_and_resume.md)"
 ROUNDING_S = 0.01  # the segments of a recovery add up to its total within this and one percent
 PROJECTED_GPUS = 8  # the service objective names eight
@@ -185,7 +185,7 @@ def _plots(records: RecoveryRecords, policy: RecoveryPolicy) -> list[Plot]:
 def project_recovery(recovery: Recovery, *, state_mib: float, budget_s: float, ranks: int = PROJECTED_GPUS) -> Projection:
     """Carry a measured recovery over to `ranks` ranks of one warm node.
 
-    Assumes that teardown and rendezvous grow in proportion to ranks and never shrink, that detection and the first step stay as
+    Assumes that teardown, import and rendezvous grow in proportion to ranks and never shrink, that detection and the first step stay as
     measured, and that every rank loads the whole checkpoint at the measured rate. Raises EvidenceError for times or sizes that are not
     finite, negative, or for no ranks.
     """
@@ -196,7 +196,7 @@ def project_recovery(recovery: Recovery, *, state_mib: float, budget_s: float, r
     ):
         raise EvidenceError(f"{recovery} with a state of {state_mib} MiB cannot be projected. Run the kill again on a sound clock.")
     growth = max(1.0, ranks / recovery.resumed_world_size)
-    others_s = recovery.detect_s + growth * (recovery.teardown_s + recovery.rendezvous_s) + recovery.first_step_s
+    others_s = recovery.detect_s + growth * (recovery.teardown_s + recovery.import_s + recovery.rendezvous_s) + recovery.first_step_s
     total_s = others_s + recovery.load_s
     rate = state_mib / recovery.load_s if recovery.load_s else math.inf
     within = max(0.0, budget_s - others_s) * rate if math.isfinite(rate) else math.inf
@@ -216,7 +216,7 @@ def _notes(records: RecoveryRecords, policy: RecoveryPolicy) -> list[str]:
     return [
         *notes,
         f"Projected to {seen.ranks} GPUs of one warm node: {seen.total_s:.2f} s, from the slowest recovery ({worst.total_s:.2f} s), with "
-        f"teardown and rendezvous growing in proportion to ranks; {seen.headroom_s:.0f} s of the budget are left for what this machine "
+        f"teardown, import and rendezvous growing in proportion to ranks; {seen.headroom_s:.0f} s of the budget are left for what this machine "
         "cannot show: a replacement node, CUDA and NCCL start-up, and state read from remote storage.",
         f"At the measured {seen.load_mib_s:,.0f} MiB/s ({records.state_mib:.1f} MiB of state) the budget would load a checkpoint of "
         f"{size}; a small state overstates fixed costs and may sit in the page cache, so the rate is an estimate in both directions.",

@@ -61,7 +61,7 @@ def test_leader_brings_a_killed_group_back(reduction: str, tmp_path: Path) -> No
 
 def test_run_that_died_after_its_last_step_only_finishes(twin: RunRecord, tmp_path: Path) -> None:
     """A death in the last checkpoint loses the updates since the one before; a death after it loses none."""
-    last = Fault(kind="kill", rank=0, step=8, phase="checkpoint")
+    last = Fault(kind="kill", rank=0, step=8, phase="seal")
     run = run_job(tiny_job(tmp_path, world_size=2, faults=(last,), evaluate=True, **DAMAGE))
 
     assert (run.state_sha256, run.ledger_sha256) == (twin.state_sha256, twin.ledger_sha256)

@@ -20,7 +20,7 @@ from validation.errors import DataError, RankError
 from validation.records import Recovery
 
 KILL = Fault(kind="kill", rank=1, step=1)
-SEGMENTS = ("detect_s", "teardown_s", "rendezvous_s", "load_s", "first_step_s")
+SEGMENTS = ("detect_s", "teardown_s", "import_s", "rendezvous_s", "load_s", "first_step_s")
 
 
 def segments(recovery: Recovery) -> list[float]:

@@ -17,7 +17,7 @@ from validation.records import Recovery
 MS = 1_000_000  # ns
 RECOVERY = Recovery(
     fault="kill:rank=1,step=5,phase=backward,attempt=0", world_size=2, resumed_world_size=1, resumed_from_step=4, detect_s=0.1,
-    teardown_s=0.1, rendezvous_s=0.1, load_s=0.1, first_step_s=0.1, total_s=0.5,
+    teardown_s=0.05, import_s=0.05, rendezvous_s=0.1, load_s=0.1, first_step_s=0.1, total_s=0.5,
 )  # fmt: skip
 
 

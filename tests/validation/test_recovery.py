@@ -27,7 +27,7 @@ def recovery(**changes: Any) -> Recovery:
     """One way back of 1 s; name what a test is about."""
     usual = Recovery(
         fault=BACKWARD, world_size=2, resumed_world_size=2, resumed_from_step=5,
-        detect_s=0.1, teardown_s=0.1, rendezvous_s=0.2, load_s=0.1, first_step_s=0.5, total_s=1.0,
+        detect_s=0.1, teardown_s=0.05, import_s=0.05, rendezvous_s=0.2, load_s=0.1, first_step_s=0.5, total_s=1.0,
     )  # fmt: skip
     return replace(usual, **changes)
 
