@@ -2,6 +2,7 @@
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterable
 
@@ -9,6 +10,7 @@ from trainer.config import SAVE_PHASES, Fault
 from trainer.world import Emit, World
 from validation.errors import ConfigError
 
+END_S = 60.0  # a rank whose leader is dead is killed by the kernel at once; longer means that it had no leader
 # Planted defects for positive controls: name -> the wrong line, in words.
 DEFECTS = {
     "divide_twice": "the reduced gradient is divided by the world size once more",
@@ -25,49 +27,63 @@ def check_defect(name: str) -> None:
 
 
 class FaultPlan:
-    """The faults of one rank in one attempt, fired at their step and phase after the leader has been told.
+    """The faults of one rank in one attempt, fired at their step and phase after the leader has been told; asked from any thread.
 
-    A fault of a SAVE_PHASE fires at the first checkpoint at or after its step, since not every step has one.
+    A fault's attempt counts from the first one of this call of run_group. A fault of a SAVE_PHASE fires at the first checkpoint at or
+    after its step, since not every step has one; a fault of phase "load" fires whatever its step.
     """
 
     def __init__(self, faults: Iterable[Fault], world: World, emit: Emit) -> None:
         self._emit = emit
-        self._pending = [fault for fault in faults if (fault.rank, fault.attempt) == (world.rank, world.attempt)]
+        here = (world.rank, world.attempt - world.first_attempt)
+        self._pending = [fault for fault in faults if (fault.rank, fault.attempt) == here]
         self._slept: dict[Fault, int] = {}  # delay -> the last step it slept in
+        self._lock = threading.Lock()  # the loop asks, and so does the thread that saves
 
     def at(self, phase: str, step: int) -> None:
-        """Fire what is planned for this moment: dies, raises or sleeps; may be asked several times in one step."""
-        for fault in list(self._pending):
-            if fault.phase != phase or fault.kind == "skip":
-                continue
+        """Fire what is planned for this moment: dies, stops, raises or sleeps; may be asked several times in one step."""
+        for fault in self._take(phase, step):
             if fault.kind == "delay":
-                self._delay(fault, step)
-            elif fault.step == step or (phase in SAVE_PHASES and fault.step < step):
+                time.sleep(fault.ms / 1000)
+            else:
                 self._strike(fault)
 
     def skips(self, step: int) -> bool:
         """True when this rank is to leave out the step's collectives."""
-        for fault in self._pending:
-            if fault.kind == "skip" and fault.step == step:
-                self._tell(fault)
-                self._pending.remove(fault)
-                return True
-        return False
-
-    def _delay(self, fault: Fault, step: int) -> None:
-        last = self._slept.get(fault)
-        if step < fault.step or last == step:
-            return
-        if last is None:  # a straggler is slow at every step; one word about it is enough
+        with self._lock:
+            due = [fault for fault in self._pending if fault.kind == "skip" and fault.step == step]
+            self._pending = [fault for fault in self._pending if fault not in due]
+        for fault in due:
             self._tell(fault)
-        self._slept[fault] = step
-        time.sleep(fault.ms / 1000)
+        return bool(due)
+
+    def _take(self, phase: str, step: int) -> list[Fault]:
+        """The faults that are due now: none of them is given out twice for the same moment."""
+        with self._lock:
+            due = [fault for fault in self._pending if fault.phase == phase and fault.kind != "skip" and self._is_due(fault, step)]
+            for fault in due:
+                if fault.kind != "delay":
+                    self._pending.remove(fault)
+                elif fault not in self._slept:  # a straggler is slow at every step; one word about it is enough
+                    self._tell(fault)
+                self._slept[fault] = step
+        return due
+
+    def _is_due(self, fault: Fault, step: int) -> bool:
+        if fault.kind == "delay":
+            return self._slept.get(fault) != step and (fault.step <= step or fault.phase == "load")
+        return fault.step == step or fault.phase == "load" or (fault.phase in SAVE_PHASES and fault.step < step)
 
     def _strike(self, fault: Fault) -> None:
         self._tell(fault)
-        self._pending.remove(fault)
+        if fault.kind == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+            return  # somebody continued it in time
         if fault.kind == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
+        if fault.kind == "launcher":
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(END_S)
         raise RuntimeError(f"planned fault {fault} fired: this rank raises as it was told to.")
 
     def _tell(self, fault: Fault) -> None:

@@ -43,10 +43,11 @@ def collect(
     faults_fired: tuple[str, ...],
     seconds: float,
     world_sizes: tuple[int, ...],
+    unsaved: tuple[str, ...] = (),
 ) -> RunRecord:
     """Merge the parts of all attempts into the run's tables and its record, after the last attempt finished.
 
-    Args: seconds, wall clock of the whole group; world_sizes, of each attempt.
+    Args: seconds, wall clock of the whole group; world_sizes, of each attempt; unsaved, checkpoints that could not be written.
     Raises: EvidenceError when a rank of the last attempt left no end.
     """
     folder = Path(job.folder)
@@ -73,7 +74,7 @@ def collect(
         throughput_sps=throughput_sps(tables["timeline"], int(last[0].start["resumed_from_step"]) + job.warmup_steps), seconds=seconds,
         worker_seconds=_worker_seconds(parts, seconds, world_sizes), attempts=attempts, faults_fired=faults_fired, recoveries=recoveries,
         peak_memory_mib=max(part.end["peak_memory_mib"] for part in parts if part.end),
-        machine=machine(device=last[0].start["device"], devices=int(last[0].start["devices"])),
+        machine=machine(device=last[0].start["device"], devices=int(last[0].start["devices"])), unsaved=unsaved,
     )  # fmt: skip
     (folder / "run.json").write_bytes(canonical_json(record))
     return record
@@ -86,8 +87,8 @@ def load_run(folder: str | Path) -> RunRecord:
         facts: dict[str, Any] = json.loads(path.read_bytes())
         facts["machine"] = Machine(**facts["machine"])
         facts["recoveries"] = tuple(Recovery(**item) for item in facts["recoveries"])
-        for name in ("state_sha256_by_rank", "faults_fired"):
-            facts[name] = tuple(facts[name])
+        for name in ("state_sha256_by_rank", "faults_fired", "unsaved"):
+            facts[name] = tuple(facts.get(name, ()))
         for name in ("throughput_sps", "seconds", "worker_seconds", "peak_memory_mib"):
             facts[name] = float(facts[name])  # "NaN" is a string in canonical JSON
         return RunRecord(**facts)

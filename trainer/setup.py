@@ -139,6 +139,7 @@ def prepare(job: TrainJob, world: World, emit: Emit) -> Training:
         parts=PartWriter(part_folder(Path(job.folder), world.attempt, world.rank)), steps=min(job.steps or order.steps, order.steps),
         judge=recipe.data("judge") if job.evaluate and world.rank == 0 else None,
     )  # fmt: skip
+    faults.at("load", 0)
     _resume(run)
     return run
 

@@ -14,7 +14,8 @@ class World:
 
     rank: int
     world_size: int
-    attempt: int = 0  # 0-based; grows with each restart of the group
+    attempt: int = 0  # 0-based; grows with each restart of the group, and goes on where an earlier run of the folder ended
+    first_attempt: int = 0  # of this call of run_group: planned faults and world sizes count their attempts from it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

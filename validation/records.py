@@ -83,6 +83,7 @@ class RunRecord:
     recoveries: tuple[Recovery, ...]
     peak_memory_mib: float  # largest resident set of one rank, 2**20 bytes
     machine: Machine
+    unsaved: tuple[str, ...] = ()  # checkpoints that could not be written, e.g. "step 30: No space left on device"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
