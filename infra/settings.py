@@ -42,7 +42,8 @@ class StoreSettings(HomeSettings):
     store_endpoint: str | None = Field(None, pattern=r"^https?://\S+$")  # of an S3-compatible store; None = the cloud provider's own
     store_region: str | None = None
     store_connect_timeout_s: float = Field(5.0, gt=0, le=300)  # a healthy store answers within milliseconds
-    store_read_timeout_s: float = Field(30.0, gt=0, le=3600)  # an object here is at most a few MiB
+    store_read_timeout_s: float = Field(30.0, gt=0, le=3600)  # of one request: a whole small object, or one part of a large one
+    store_part_mib: int = Field(64, ge=5, le=5120)  # files from this size on go to S3 in parts of it; S3 takes 5 MiB to 5 GiB, 10,000 parts
     store_attempts: int = Field(4, ge=1, le=20)  # standard mode of botocore: backs off 0-20 s between attempts
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Objects by key, with conditional writes: a folder, S3 or memory behind one Protocol.
+"""Objects by key, with conditional writes: a folder, S3 or memory behind one Protocol. Large objects go from and to files in pieces.
 
 Two promises carry the rest: `put_new` never changes what stands under a key, and of any number of writers that call `replace` with the
 same etag exactly one wins. Evidence and journals rest on the first, pointers on the second.
@@ -7,9 +7,11 @@ same etag exactly one wins. Evidence and journals rest on the first, pointers on
 import json
 import re
 import threading
+from pathlib import Path
 from typing import Any, Protocol
 
 from infra.settings import StoreSettings
+from infra.store_files import other_file, receive, wrong_upload
 from validation.canonical import canonical_json, sha256_hex
 from validation.errors import ConflictError, EvidenceError, StoreError
 
@@ -46,6 +48,19 @@ class ObjectStore(Protocol):
 
         `etag` is what `get_with_etag` gave; None = nothing may stand there. Raises ConflictError when somebody else wrote first.
         """
+
+    def put_file_new(self, key: str, path: Path, sha256: str) -> None:
+        """Write a file once, in parts when it is large; returns when the object was read back and has this sha256.
+
+        One writer a key at a time: parts of an upload that was cut off are dropped. Raises ConflictError when another file stands there,
+        StoreError when it did not arrive as it should be (nothing stands there then), OSError when the file cannot be read.
+        """
+
+    def get_file(self, key: str, path: Path) -> str:
+        """Fetch an object into a file, whole or not at all; returns its sha256. Raises NotFoundError when there is none."""
+
+    def delete(self, key: str) -> None:
+        """Remove an object; fine when there is none."""
 
 
 def open_store(settings: StoreSettings, *, writable: bool = True) -> ObjectStore:
@@ -137,6 +152,21 @@ class MemoryStore:
                 raise conflict(key, "memory", NOT_THE_SAME)
             self._bodies[key] = bytes(body)
         return sha256_hex(body)
+
+    def put_file_new(self, key: str, path: Path, sha256: str) -> None:
+        body = path.read_bytes()
+        with self._lock:
+            if sha256_hex(self._bodies.get(checked_key(key), body)) != sha256:
+                what = f"'{key}' in memory"
+                raise other_file(what) if key in self._bodies else wrong_upload(what, path, sha256, sha256_hex(body))
+            self._bodies.setdefault(key, body)
+
+    def get_file(self, key: str, path: Path) -> str:
+        return receive([self.get(key)], path, what=f"'{key}' in memory")
+
+    def delete(self, key: str) -> None:
+        with self._lock:
+            self._bodies.pop(checked_key(key), None)
 
 
 def evidence_key(digest: str) -> str:

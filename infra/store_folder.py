@@ -4,10 +4,11 @@ import contextlib
 import fcntl
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from infra.store import ANOTHER_BODY, NOT_THE_SAME, checked_key, checked_prefix, conflict, not_found
+from infra.store_files import file_chunks, other_file, receive, stream_sha256, sync_folder, wrong_upload
 from validation.canonical import sha256_hex
 from validation.errors import ConfigError, StoreError
 
@@ -79,39 +80,67 @@ class FolderStore:
                 self._swap(key, body, etag)
         return sha256_hex(body)
 
+    def put_file_new(self, key: str, path: Path, sha256: str) -> None:
+        with path.open("rb"):  # a file that cannot be read is the caller's, not the store's
+            pass
+        what = f"'{key}' in {self.root}"
+        with self._explained("write", key):
+            if not self.exists(key):
+                with self._temporary(file_chunks(path)) as written:
+                    if (found := stream_sha256(file_chunks(written))) != sha256:
+                        raise wrong_upload(what, path, sha256, found)
+                    if self._link_file(key, written):
+                        return
+            if stream_sha256(file_chunks(self._path(key))) != sha256:
+                raise other_file(what)
+
+    def get_file(self, key: str, path: Path) -> str:
+        if not self.exists(key):
+            raise not_found(key, str(self.root))
+        return receive(file_chunks(self._path(key)), path, what=f"'{key}' in {self.root}")
+
+    def delete(self, key: str) -> None:
+        with self._explained("remove", key), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            self._path(key).unlink()
+            sync_folder(self._path(key).parent)
+
     def _swap(self, key: str, body: bytes, etag: str) -> None:
-        with self._locked(key), self._temporary(body) as written:
+        with self._locked(key), self._temporary([body]) as written:
             if not self.exists(key) or sha256_hex(self.get(key)) != etag:
                 raise conflict(key, str(self.root), NOT_THE_SAME)
             written.replace(self._path(key))
-            _sync_folder(self._path(key).parent)
+            sync_folder(self._path(key).parent)
 
     def _link(self, key: str, body: bytes) -> bool:
+        with self._temporary([body]) as written:
+            return self._link_file(key, written)
+
+    def _link_file(self, key: str, written: Path) -> bool:
         # link(2) is atomic and fails when the name exists: of many writers one gets True
         target = self._path(key)
-        with self._temporary(body) as written:
-            self._make_folder(target.parent)
-            try:
-                os.link(written, target)
-            except FileExistsError:
-                return False
-            _sync_folder(target.parent)
+        self._make_folder(target.parent)
+        try:
+            os.link(written, target)
+        except FileExistsError:
+            return False
+        sync_folder(target.parent)
         return True
 
     def _make_folder(self, folder: Path) -> None:
         missing = [place for place in (folder, *folder.parents) if not place.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         for place in missing:
-            _sync_folder(place.parent)  # a name in a folder is on the disk only when that folder is
+            sync_folder(place.parent)  # a name in a folder is on the disk only when that folder is
 
     @contextlib.contextmanager
-    def _temporary(self, body: bytes) -> Iterator[Path]:
+    def _temporary(self, chunks: Iterable[bytes]) -> Iterator[Path]:
         place = self.root / _TEMPORARY
         place.mkdir(parents=True, exist_ok=True)
         path = place / secrets.token_hex(16)
         try:
             with path.open("xb") as file:
-                file.write(body)
+                for chunk in chunks:
+                    file.write(chunk)
                 file.flush()
                 os.fsync(file.fileno())
             yield path
@@ -147,11 +176,3 @@ class FolderStore:
 def _raise_unless_absent(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -2,16 +2,19 @@
 
 import secrets
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import boto3
+from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
 
 from infra.settings import StoreSettings
 from infra.store import ANOTHER_BODY, NOT_THE_SAME, NotFoundError, checked_key, checked_prefix, conflict, not_found
+from infra.store_files import CHUNK_BYTES, altered, other_file, receive, stream_sha256, wrong_upload
 from validation.canonical import sha256_hex
-from validation.errors import ConfigError, EvidenceError, StoreError
+from validation.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -27,11 +30,13 @@ _PROBE_KEY = "probe/conditional-writes"
 class S3Store:
     """Key = object name below the prefix; etag = S3's own. Each object carries its sha256 and is verified when read."""
 
-    def __init__(self, client: "S3Client", bucket: str, prefix: str = "") -> None:
+    def __init__(self, client: "S3Client", bucket: str, prefix: str = "", *, part_mib: int = 64) -> None:
         self._client = client
         self._bucket = bucket
         self._prefix = f"{prefix.strip('/')}/" if prefix.strip("/") else ""
         self._where = f"s3://{bucket}/{prefix}".rstrip("/")
+        self._part_bytes = part_mib * 2**20
+        client.meta.events.register("before-parameter-build.s3.CompleteMultipartUpload", _write_once, unique_id="sea-trial-write-once")
 
     @classmethod
     def connect(cls, settings: StoreSettings) -> "S3Store":
@@ -50,7 +55,7 @@ class S3Store:
             raise ConfigError(
                 f"no S3 client for {settings.store} ({error}). Nothing was started. Check SEATRIAL_STORE_ENDPOINT, SEATRIAL_STORE_REGION."
             ) from None
-        return cls(client, bucket, prefix)
+        return cls(client, bucket, prefix, part_mib=settings.store_part_mib)
 
     def probe(self) -> None:
         """Write one small object and see that conditions are kept. Raises ConfigError or StoreError saying what to do."""
@@ -72,10 +77,7 @@ class S3Store:
 
         body, etag, expected = self._ask(fetch, "read", key)
         if expected and sha256_hex(body) != expected:
-            raise EvidenceError(
-                f"'{key}' in {self._where} is not what was written: sha256 {sha256_hex(body)}, recorded {expected}. It cannot be trusted. "
-                "Restore it from a backup or an older object version, and find out who can write to the bucket."
-            )
+            raise altered(self._what(key), sha256_hex(body), expected)
         return body, etag
 
     def exists(self, key: str) -> bool:
@@ -114,6 +116,66 @@ class S3Store:
             raise conflict(key, self._where, NOT_THE_SAME)
         return written
 
+    def put_file_new(self, key: str, path: Path, sha256: str) -> None:
+        mine = self._send_file(key, path, sha256) if not self.exists(key) else False
+        if (found := self._read_back(key)) == sha256:
+            return
+        if not mine:
+            raise other_file(self._what(key))
+        self.delete(key)
+        raise wrong_upload(self._what(key), path, sha256, found)
+
+    def get_file(self, key: str, path: Path) -> str:
+        def fetch() -> str:
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._name(key))
+            chunks = answer["Body"].iter_chunks(CHUNK_BYTES)
+            return receive(chunks, path, what=self._what(key), expected=answer["Metadata"].get("sha256", ""))
+
+        return self._ask(fetch, "read", key)
+
+    def delete(self, key: str) -> None:
+        self._ask(lambda: self._client.delete_object(Bucket=self._bucket, Key=self._name(key)), "remove", key)
+
+    def _send_file(self, key: str, path: Path, sha256: str) -> bool:
+        """Send a file; False when somebody else was first."""
+        if path.stat().st_size < self._part_bytes:
+            return self._put(key, path.read_bytes(), {"IfNoneMatch": "*"}) is not None
+        self._drop_unfinished(key)
+        with path.open("rb"):  # a file that cannot be read is the caller's, not the store's
+            pass
+        metadata = {"Metadata": {"sha256": sha256}, "ChecksumAlgorithm": "SHA256"}
+
+        def send() -> bool:
+            size = self._part_bytes
+            try:
+                with create_transfer_manager(self._client, TransferConfig(multipart_threshold=size, multipart_chunksize=size)) as manager:
+                    manager.upload(str(path), self._bucket, self._name(key), extra_args=metadata).result()
+            except ClientError as error:
+                if _code(error) in _LOST:
+                    return False
+                raise
+            return True
+
+        return self._ask(send, "write", key)
+
+    def _drop_unfinished(self, key: str) -> None:
+        """Parts that a dead writer left cost money and never become an object."""
+
+        def drop() -> None:
+            for upload in self._client.list_multipart_uploads(Bucket=self._bucket, Prefix=self._name(key)).get("Uploads", []):
+                if upload["Key"] == self._name(key):
+                    self._client.abort_multipart_upload(Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"])
+
+        self._ask(drop, "write", key)
+
+    def _read_back(self, key: str) -> str:
+        """sha256 of what stands there, whatever its metadata claims: not every store checks what it takes."""
+
+        def read() -> str:
+            return stream_sha256(self._client.get_object(Bucket=self._bucket, Key=self._name(key))["Body"].iter_chunks(CHUNK_BYTES))
+
+        return self._ask(read, "read", key)
+
     def _etag_if_mine(self, key: str, token: str) -> str | None:
         # a lost answer makes the client repeat a write that had won; the token in the metadata tells it from somebody else's
         try:
@@ -136,6 +198,9 @@ class S3Store:
             return answer["ETag"]
 
         return self._ask(send, "write", key)
+
+    def _what(self, key: str) -> str:
+        return f"'{key}' in {self._where}"
 
     def _name(self, key: str) -> str:
         return self._prefix + checked_key(key)
@@ -164,10 +229,15 @@ class S3Store:
         if code == "NoSuchBucket":
             hint = f"There is no bucket '{self._bucket}' there. Make it, or correct SEATRIAL_STORE (and SEATRIAL_STORE_REGION)."
         elif status == 403:
-            hint = "These credentials may not do that. Grant s3:GetObject, s3:PutObject and s3:ListBucket there, or use others."
+            hint = "These credentials may not do that. Grant s3:GetObject, s3:PutObject and s3:ListBucket there, or use others; "
+            hint += "a mirror needs s3:DeleteObject, s3:ListBucketMultipartUploads and s3:AbortMultipartUpload too."
         elif status == 301:
             hint = "The bucket is in another region. Correct SEATRIAL_STORE_REGION."
         return f"cannot {what} '{key}' in {self._where} (status {status}, {code}). Nothing was changed. {hint}"
+
+
+def _write_once(params: dict[str, Any], **_: Any) -> None:
+    params["IfNoneMatch"] = "*"  # the managed transfer has no argument for it
 
 
 def _code(error: ClientError) -> str:

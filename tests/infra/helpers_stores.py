@@ -14,7 +14,7 @@ def make_store(kind: str, tmp_path: Path, endpoint: str = "", prefix: str = "") 
         return MemoryStore()
     if kind == "folder":
         return open_store(load_settings(home=tmp_path / "a home", store=str(tmp_path / "a store")))
-    return open_store(s3_settings(tmp_path, endpoint, f"s3://trial/{prefix}"))
+    return open_store(s3_settings(tmp_path, endpoint, f"s3://trial/{prefix}", store_part_mib=5))
 
 
 def s3_settings(tmp_path: Path, endpoint: str, store: str, **given: object) -> Settings:

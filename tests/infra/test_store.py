@@ -1,5 +1,6 @@
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import threading
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import boto3
 import pytest
+from botocore.exceptions import EndpointConnectionError
 from helpers_stores import KINDS, s3_settings
 
 from infra.settings import load_settings
@@ -27,6 +29,7 @@ from infra.store import (
 )
 from infra.store_folder import FolderStore
 from infra.store_s3 import S3Store
+from validation.canonical import sha256_hex
 from validation.errors import ConfigError, ConflictError, EvidenceError, StoreError
 
 every_store = pytest.mark.parametrize("store", KINDS, indirect=True)
@@ -128,6 +131,74 @@ def test_a_prefix_cannot_leave_either(store: ObjectStore) -> None:
     """Listing `..` is refused."""
     with pytest.raises(StoreError, match="cannot start a valid object key"):
         store.list("../")
+
+
+SIZES = pytest.mark.parametrize("size", [0, 1000, 5 * 2**20, 11 * 2**20 + 7], ids=["empty", "small", "one part", "three parts"])
+
+
+def make_file(folder: Path, size: int) -> tuple[Path, str]:
+    """A file of so many bytes, no two pieces alike, and its sha256."""
+    path = folder / f"given-{size}"
+    path.write_bytes(random.Random(size).randbytes(size))
+    return path, sha256_hex(path.read_bytes())
+
+
+@SIZES
+@every_store
+def test_a_file_comes_back(store: ObjectStore, tmp_path: Path, size: int) -> None:
+    """A file of any size arrives, twice is fine, and comes back byte for byte with its sha256, in one piece."""
+    given, sha256 = make_file(tmp_path, size)
+    store.put_file_new("run/file", given, sha256)
+    store.put_file_new("run/file", given, sha256)
+
+    assert store.get_file("run/file", tmp_path / "back") == sha256
+    assert (tmp_path / "back").read_bytes() == given.read_bytes() == store.get("run/file")
+    assert not (tmp_path / "back.partial").exists()
+
+
+@pytest.mark.parametrize("size", [1000, 6 * 2**20], ids=["small", "parts"])
+@every_store
+def test_a_file_is_written_once(store: ObjectStore, tmp_path: Path, size: int) -> None:
+    """Another file under the same key is a conflict and changes nothing."""
+    store.put_new("k", b"first")
+    given, sha256 = make_file(tmp_path, size)
+
+    with pytest.raises(ConflictError, match="another file"):
+        store.put_file_new("k", given, sha256)
+    assert store.get("k") == b"first"
+
+
+@pytest.mark.parametrize("size", [1000, 6 * 2**20], ids=["small", "parts"])
+@every_store
+def test_a_file_that_is_not_what_it_claims_leaves_nothing(store: ObjectStore, tmp_path: Path, size: int) -> None:
+    """A file whose bytes do not have the given sha256 is refused, named, and not left in the store."""
+    given, _ = make_file(tmp_path, size)
+
+    with pytest.raises(StoreError, match=rf"{given.name} itself has sha256"):
+        store.put_file_new("k", given, "0" * 64)
+    assert not store.exists("k")
+
+
+@every_store
+def test_a_file_that_is_not_there(store: ObjectStore, tmp_path: Path) -> None:
+    """A missing local file is an OSError, a missing object NotFoundError that leaves no file."""
+    with pytest.raises(FileNotFoundError):
+        store.put_file_new("k", tmp_path / "absent", "0" * 64)
+    with pytest.raises(NotFoundError):
+        store.get_file("k", tmp_path / "back")
+
+    assert [path.name for path in tmp_path.glob("back*")] == []
+
+
+@every_store
+def test_delete(store: ObjectStore) -> None:
+    """A deleted object is gone, deleting it again is fine, and its key can be written anew."""
+    store.put_new("a/k", b"1")
+    store.delete("a/k")
+    store.delete("a/k")
+    store.put_new("a/k", b"2")
+
+    assert (store.get("a/k"), store.list("a/")) == (b"2", ["a/k"])
 
 
 @every_store
@@ -287,6 +358,60 @@ def test_an_object_altered_in_the_bucket_is_noticed(tmp_path: Path, s3: str) -> 
 
     with pytest.raises(EvidenceError, match="not what was written"):
         store.get("k")
+
+
+class _Breaking:
+    """A client that changes or loses the second part of an upload; `dies` = it also cannot clean up after itself."""
+
+    def __init__(self, client: object, how: str) -> None:
+        self._client, self.how = client, how
+
+    def upload_part(self, **request: object) -> object:
+        if request["PartNumber"] == 2 and self.how == "flips":
+            return self._client.upload_part(**request | {"Body": b"x" * 5 * 2**20})  # type: ignore[attr-defined]
+        if request["PartNumber"] == 2:
+            raise EndpointConnectionError(endpoint_url="http://store")
+        return self._client.upload_part(**request)  # type: ignore[attr-defined]
+
+    def abort_multipart_upload(self, **request: object) -> object:
+        if self.how == "dies":
+            raise EndpointConnectionError(endpoint_url="http://store")
+        return self._client.abort_multipart_upload(**request)  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._client, name)
+
+
+def open_uploads(client: object, prefix: str) -> int:
+    """Multipart uploads that were begun and neither finished nor dropped."""
+    return len(client.list_multipart_uploads(Bucket="trial", Prefix=prefix).get("Uploads", []))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(("how", "says", "left"), [("loses", "not reachable", 0), ("dies", "store", 1), ("flips", "is sound", 0)])
+def test_an_upload_that_breaks_leaves_nothing(tmp_path: Path, s3: str, how: str, says: str, left: int) -> None:
+    """An upload that breaks or arrives altered leaves no object; what even its cleaning-up left is dropped by the next one."""
+    given, sha256 = make_file(tmp_path, 11 * 2**20)
+    client = boto3.client("s3", endpoint_url=s3, region_name="us-east-1")
+    broken = S3Store(_Breaking(client, how), "trial", f"broken-{how}", part_mib=5)  # type: ignore[arg-type]
+    with pytest.raises(StoreError, match=says):
+        broken.put_file_new("k", given, sha256)
+    assert (broken.exists("k"), open_uploads(client, f"broken-{how}/")) == (False, left)
+
+    S3Store(client, "trial", f"broken-{how}", part_mib=5).put_file_new("k", given, sha256)
+
+    assert (sha256_hex(broken.get("k")), open_uploads(client, f"broken-{how}/")) == (sha256, 0)
+
+
+def test_a_large_file_is_sent_in_parts_and_only_once(tmp_path: Path, s3: str) -> None:
+    """Two writers of one large key: the one that completes last loses, and no parts stay behind."""
+    given, sha256 = make_file(tmp_path, 11 * 2**20)
+    client = boto3.client("s3", endpoint_url=s3, region_name="us-east-1")
+    store = S3Store(client, "trial", "parts", part_mib=5)
+    store._drop_unfinished = lambda key: client.put_object(Bucket="trial", Key=f"parts/{key}", Body=b"first")  # type: ignore[method-assign]
+
+    with pytest.raises(ConflictError):
+        store.put_file_new("k", given, sha256)
+    assert (store.get("k"), open_uploads(client, "parts/")) == (b"first", 0)
 
 
 class _AnswerLost:
