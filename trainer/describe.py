@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from trainer.order import Order
 from trainer.recipe import SPLITS, Card, DataContract, Recipe, SplitData, Training, code_digest, load_recipe
 from validation.canonical import digest, sha256_hex
 from validation.errors import DataError, RecipeError, ReleaseError
@@ -48,11 +49,11 @@ def describe(recipe_path: str, folder: str) -> RecipeFacts:
         digests[split] = digest([sha256_hex(pd.util.hash_pandas_object(frame, index=False).to_numpy().tobytes()), _content_sha256(data)])
         rows[split] = len(frame)
     training = recipe.training
-    positions = rows["train"] * training.epochs
     return RecipeFacts(
         path=recipe_path, name=recipe.name, card=recipe.card, training=training, contract=recipe.contract,
         slices=tuple(recipe.slices), cluster=recipe.cluster, target_quality=recipe.target_quality,
-        steps=-(-positions // training.global_batch_size), code_sha256=code_digest(recipe_path), data_sha256=digest(digests), rows=rows,
+        steps=Order.of(training, rows["train"]).steps if rows["train"] else 0,  # an empty split is for the data contract to judge
+        code_sha256=code_digest(recipe_path), data_sha256=digest(digests), rows=rows,
     )  # fmt: skip
 
 

@@ -5,15 +5,16 @@ the whole state of a data loader is one integer: the position, samples consumed 
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from trainer.streams import MIX_1, MIX_2, PERMUTATION, hash64
+from trainer.recipe import Training
+from trainer.streams import MIX_1, MIX_2, PERMUTATION, Words, hash64, sample_keys
 from validation.errors import ConfigError, DataError
 
 Rows = npt.NDArray[np.int64]
-Words = npt.NDArray[np.uint64]
 
 _ROUNDS = 6  # four suffice for a pseudo-random permutation (Luby and Rackoff); two more since the halves are short
 
@@ -59,6 +60,7 @@ class Order:
     size: int  # N: samples of the train split
     epochs: int
     global_batch_size: int  # B
+    tail: Literal["keep", "drop"] = "keep"  # the run's last, smaller batch: trained on, or left out
 
     def __post_init__(self) -> None:
         if self.size < 1:
@@ -68,15 +70,32 @@ class Order:
                 f"training asks for {self.epochs} epochs of batches of {self.global_batch_size} samples. No step can be made of that. "
                 "Set both to 1 or more in the recipe's Training."
             )
+        if self.tail not in ("keep", "drop"):
+            raise ConfigError(f"training.tail is '{self.tail}'. Say what becomes of the run's last, smaller batch: 'keep' or 'drop'.")
+        if self.steps < 1:
+            raise ConfigError(
+                f"{self.epochs} epochs of {self.size} samples do not fill one batch of {self.global_batch_size}, and training.tail='drop' "
+                "leaves out batches that are not full. No step is left. Use tail='keep', more epochs or a smaller global batch."
+            )
+
+    @classmethod
+    def of(cls, training: Training, size: int) -> "Order":
+        """The order that a recipe's Training asks for on a split of `size` samples."""
+        batch = training.global_batch_size
+        return cls(seed=training.seed, size=size, epochs=training.epochs, global_batch_size=batch, tail=training.tail)
 
     @property
     def positions(self) -> int:
-        """Samples of all epochs together."""
-        return self.size * self.epochs
+        """Samples that are trained on, counted over all epochs."""
+        there = self.size * self.epochs
+        return there - there % self.global_batch_size if self.tail == "drop" else there
 
     @property
     def steps(self) -> int:
-        """Optimizer updates of all epochs together; the last may be smaller than the others, no sample is dropped or repeated."""
+        """Optimizer updates of all epochs together.
+
+        The last may be smaller than the others; no sample is left out or repeated, but with tail="drop" those of a last, smaller batch.
+        """
         return -(-self.positions // self.global_batch_size)
 
     def span(self, position: int) -> range:
@@ -93,8 +112,18 @@ class Order:
             rows[inside] = permute(self.seed, int(epoch), self.size, offsets[inside])
         return rows
 
+    def keys(self, positions: range, sample_ids: Rows) -> Words:
+        """Keys of the samples' own random streams at consecutive positions, of (seed, epoch, sample id) alone.
+
+        Args: sample_ids, those of the positions' rows, (B,). Returns: (B,).
+        """
+        return sample_keys(self.seed, np.arange(positions.start, positions.stop, dtype=np.int64) // self.size, sample_ids)
+
 
 def lane_span(batch: range, lane: int, lanes: int) -> range:
-    """Positions of one lane of a batch: [lane * n // lanes, (lane + 1) * n // lanes) of its n; may be empty when n < lanes."""
+    """Positions of one lane of a batch: [lane * n // lanes, (lane + 1) * n // lanes) of its n; may be empty when n < lanes.
+
+    A lane is cut into the parts of an accumulated step by the same rule.
+    """
     n = len(batch)
     return range(batch.start + lane * n // lanes, batch.start + (lane + 1) * n // lanes)

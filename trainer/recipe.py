@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
 SPLITS = ("train", "judge")
+MOST_WORKERS = 64  # loader processes of one rank
 
 
 class Batch(NamedTuple):
@@ -42,7 +43,13 @@ class Batch(NamedTuple):
 
 
 class SplitData(Protocol):
-    """One split, map-style: random access by row, a stable id for each sample."""
+    """One split, map-style: random access by row, a stable id for each sample.
+
+    A split whose samples are drawn anew in every epoch (augmentation) also has `keyed_batch(rows, keys) -> Batch`: keys, (B,) uint64, seed
+    each sample's own random stream and are made of the run's seed, the epoch and the sample id alone, so that the same sample looks the
+    same whoever fetches it. Training calls it where it is; judging and digests call `batch`. `trainer.dataset.MapSplit` has it for any
+    torch map-style dataset. A `batch` that draws random numbers finds the streams of torch, numpy and random seeded for its rows.
+    """
 
     sample_ids: npt.NDArray[np.int64]  # (N,) unique, the same on every machine and in every release
     frame: pd.DataFrame  # (N rows) contract columns, event time, slice and cluster columns; never fed to the model
@@ -190,12 +197,21 @@ _VALUES: Mapping[str, tuple[type, ...]] = {
 }  # fmt: skip
 
 
+_CHOICES = {"tail": ("keep", "drop"), "autocast": ("", "bfloat16", "float16")}
+_OPTIONAL = {"state_dict": 0, "load_state_dict": 1, "shard_units": 1}
+_STATE = ("state_dict", "load_state_dict")
+
+
 def _problems(recipe: Any) -> Iterator[str]:
     if isinstance(recipe, type):
         yield f"it is the class {recipe.__name__}, name an instance of it"
         return
     for name, arguments in _METHODS.items():
         yield from _method_problems(getattr(recipe, name, None), name, arguments)
+    for name in (name for name in _OPTIONAL if hasattr(recipe, name)):
+        yield from _method_problems(getattr(recipe, name), name, _OPTIONAL[name])
+    if len(absent := [name for name in _STATE if not hasattr(recipe, name)]) == 1:
+        yield f"{absent[0]}() is missing: a state that changes has to be both saved and loaded"
     wrong = [name for name, kinds in _VALUES.items() if not isinstance(getattr(recipe, name, None), kinds)]
     for name in wrong:
         kind = _VALUES[name][-1].__name__
@@ -225,7 +241,7 @@ def _name_problems(name: str) -> Iterator[str]:
 
 
 def _training_problems(training: Training) -> Iterator[str]:
-    for name in ("global_batch_size", "epochs", "lanes", "evaluate_every"):
+    for name in ("global_batch_size", "epochs", "lanes", "evaluate_every", "accumulation"):
         value = getattr(training, name)
         if type(value) is not int or value < 1:
             yield f"training.{name} is {value!r}, it has to be a whole number of at least 1"
@@ -238,6 +254,27 @@ def _training_problems(training: Training) -> Iterator[str]:
         yield f"training.seed is {training.seed!r}, it has to be a whole number from 0 to 2**63 - 1"
     if training.clip_norm is not None and not training.clip_norm > 0:
         yield f"training.clip_norm is {training.clip_norm!r}, it has to be positive or None"
+    if type(training.loader_workers) is not int or not 0 <= training.loader_workers <= MOST_WORKERS:
+        yield f"training.loader_workers is {training.loader_workers!r}, it has to be a whole number from 0 to {MOST_WORKERS}"
+    for name in ("tail", "autocast"):
+        allowed = _CHOICES[name]
+        if getattr(training, name) not in allowed:
+            yield f"training.{name} is {getattr(training, name)!r}, it has to be one of {', '.join(map(repr, allowed))}"
+    yield from _precision_problems(training)
+
+
+def _precision_problems(training: Training) -> Iterator[str]:
+    scale, decay = training.loss_scale, training.ema_decay
+    if scale is not None and not (_is_number(scale) and 0 < scale < math.inf):
+        yield f"training.loss_scale is {scale!r}, it has to be positive and finite, or None"
+    elif scale is not None and training.autocast != "float16":
+        yield f"training.loss_scale is {scale!r} with autocast {training.autocast!r}: only 'float16' needs a scaled loss"
+    if decay is not None and not (_is_number(decay) and 0 < decay < 1):
+        yield f"training.ema_decay is {decay!r}, it has to lie between 0 and 1, or be None"
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _judging_problems(recipe: Any) -> Iterator[str]:

@@ -1,8 +1,10 @@
 """A recipe as plain values: the data digest covers what the model sees."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import tiny_recipe
 from tiny_recipe import recipe
 
 from trainer.describe import describe
@@ -52,3 +54,11 @@ def test_objects_in_a_frame_are_refused_by_column(tmp_path: Path, monkeypatch: p
 
     with pytest.raises(DataError, match="'colour' holds dict objects"):
         digest_with(monkeypatch, tmp_path, "recipe", nested)
+
+
+@pytest.mark.parametrize(("tail", "steps"), [("keep", 9), ("drop", 8)])
+def test_steps_follow_the_tail(tail: str, steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps of a training count its last, smaller batch only when it is kept."""
+    monkeypatch.setattr(tiny_recipe, "recipe", replace(recipe, training=replace(recipe.training, tail=tail)))
+
+    assert describe("tiny_recipe:recipe", str(tmp_path)).steps == steps

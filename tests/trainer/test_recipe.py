@@ -39,6 +39,22 @@ class Good:
     def quality(self, frame: object, scores: object) -> None: ...
 
 
+WRONG_TRAINING = [
+    ({"accumulation": 0}, "accumulation is 0, it has to be a whole number of at least 1"),
+    ({"accumulation": 2.0}, r"accumulation is 2\.0"),
+    ({"tail": "cut"}, "tail is 'cut', it has to be one of 'keep', 'drop'"),
+    ({"autocast": "float8"}, "autocast is 'float8', it has to be one of '', 'bfloat16', 'float16'"),
+    ({"autocast": "float16", "loss_scale": 0.0}, r"loss_scale is 0\.0, it has to be positive"),
+    ({"autocast": "float16", "loss_scale": float("nan")}, "loss_scale is nan"),
+    ({"autocast": "bfloat16", "loss_scale": 1024.0}, "with autocast 'bfloat16': only 'float16'"),
+    ({"ema_decay": 1.0}, r"ema_decay is 1\.0, it has to lie between 0 and 1"),
+    ({"ema_decay": float("nan")}, "ema_decay is nan"),
+    ({"loader_workers": -1}, "loader_workers is -1, it has to be a whole number from 0 to 64"),
+    ({"loader_workers": 65}, "loader_workers is 65"),
+    ({"loader_workers": True}, "loader_workers is True"),
+]
+
+
 @pytest.fixture
 def team(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A team's folder as the current directory; what is imported from it is forgotten afterwards."""
@@ -74,6 +90,14 @@ def test_good_recipe_loads(team: Path) -> None:
 
     assert recipe.name == "good"
     assert isinstance(recipe, Recipe)
+
+
+def test_every_option_of_training_may_be_used(team: Path) -> None:
+    """All options at their edges, a recipe with a state and named shard units load."""
+    options = {"accumulation": 4, "tail": "drop", "autocast": "float16", "loss_scale": 1.0, "ema_decay": 0.999, "loader_workers": 64}
+    recipe = load(team, training=changed(Good.training, **options), state_dict=dict, load_state_dict=len, shard_units=list)
+
+    assert recipe.training.loader_workers == 64
 
 
 @pytest.mark.parametrize(
@@ -128,6 +152,12 @@ def test_failing_import_says_where(source: str, said: str, team: Path) -> None:
         pytest.param({"training": changed(Good.training, epochs=0)}, "epochs is 0", id="epochs"),
         pytest.param({"training": changed(Good.training, clip_norm=float("nan"))}, "clip_norm is nan", id="clip NaN"),
         pytest.param({"training": changed(Good.training, seed=-1)}, "seed is -1", id="seed"),
+        *(pytest.param({"training": changed(Good.training, **fields)}, said, id=str(fields)) for fields, said in WRONG_TRAINING),
+        pytest.param({"state_dict": dict}, r"load_state_dict\(\) is missing", id="state saved only"),
+        pytest.param({"load_state_dict": len}, r"[:;] state_dict\(\) is missing", id="state loaded only"),
+        pytest.param({"state_dict": 1, "load_state_dict": len}, "state_dict is a int", id="state not a function"),
+        pytest.param({"state_dict": dict, "load_state_dict": lambda: None}, "does not take 1 argument", id="state loaded from nothing"),
+        pytest.param({"shard_units": lambda: ()}, r"shard_units\(\) does not take 1 argument", id="units of nothing"),
         pytest.param({"contract": changed(Good.contract, columns={})}, "columns is empty", id="no columns"),
         pytest.param({"contract": changed(Good.contract, known_after_cutoff=("x",))}, "holds x, known only after", id="leak"),
         pytest.param({"contract": changed(Good.contract, label="x")}, "holds x, known only after", id="label as input"),
