@@ -17,17 +17,31 @@ from trainer.world import World
 class MicroBatch(NamedTuple):
     """Samples of one forward and backward pass."""
 
-    lane: int  # its first lane: keys the random stream
+    lane: int  # its group's first lane: keys the random stream
+    part: int  # of the `accumulation` parts that its group is cut into: keys the random stream
+    is_last: bool  # the last part of its group: the group's gradient is whole after it
     batch: Batch
-    counts: float  # 1.0; 0.0 when its lanes are empty and a stand-in sample keeps all ranks in step
+    counts: float  # 1.0; 0.0 when its lanes are empty and a stand-in keeps all ranks in step
+
+
+class Cut(NamedTuple):
+    """A micro-batch before its samples are fetched."""
+
+    lane: int
+    part: int
+    is_last: bool
+    positions: range
+    counts: float
 
 
 class Feed:
     """Cuts every global batch into this rank's micro-batches."""
 
     def __init__(
-        self, data: SplitData, order: Order, world: World, lanes: int, device: torch.device, *, double: bool, drop_lane: bool
-    ) -> None:
+        self, data: SplitData, order: Order, world: World, lanes: int, device: torch.device, *, double: bool, drop_lane: bool,
+        accumulation: int = 1, stand_in: int = 1,
+    ) -> None:  # fmt: skip
+        """Args: accumulation, parts of each micro-batch; stand_in, samples of a micro-batch that stands for empty lanes."""
         self._data = data
         self._order = order
         self._lanes = lanes
@@ -35,6 +49,8 @@ class Feed:
         self._device = device
         self._double = double
         self._dropped = lanes - 1 if drop_lane and world.rank == world.world_size - 1 else None
+        self._parts = accumulation
+        self._stand_in = stand_in
         self._last: tuple[range, Rows] = (range(0), np.empty(0, dtype=np.int64))  # own positions and rows of the batch asked last
 
     def positions(self, batch: range) -> range:
@@ -50,20 +66,29 @@ class Feed:
         return np.stack((np.full(len(ids), step), lanes, np.arange(positions.start, positions.stop), ids), axis=1).astype(np.int64)
 
     def micro_batches(self, batch: range, reduction: Reduction) -> list[MicroBatch]:
-        """Fetch this rank's samples, grouped as the reduction wants them."""
-        return [self._micro_batch(group, batch) for group in reduction.groups(self._own)]
+        """Fetch this rank's samples, grouped as the reduction wants them, each group cut into its parts."""
+        cuts = [cut for group in reduction.groups(self._own) for cut in self._cuts(group, batch)]
+        return [MicroBatch(cut.lane, cut.part, cut.is_last, self._fetch(self._rows_of(cut, batch)), cut.counts) for cut in cuts]
 
     def probe(self, samples: int) -> Batch:
         """The run's first samples, for checks before the first step; the same on every rank."""
         return self._fetch(self._order.rows(range(min(samples, self._order.size))))
 
-    def _micro_batch(self, group: range, batch: range) -> MicroBatch:
+    def _cuts(self, group: range, batch: range) -> list[Cut]:
+        """Parts [p * n // A, (p + 1) * n // A) of a group's n samples; empty ones are left out, but one stand-in stays."""
         kept = [lane for lane in group if lane != self._dropped] or [group[0]]
         span = range(lane_span(batch, kept[0], self._lanes).start, lane_span(batch, kept[-1], self._lanes).stop)
-        counts = float(len(span) > 0 and list(group) != [self._dropped])
-        offset = span.start - self.positions(batch).start
-        rows = self._rows(batch)[offset : offset + len(span)] if counts else self._order.rows(batch[:1])
-        return MicroBatch(group[0], self._fetch(rows), counts)
+        parts = [(part, lane_span(span, part, self._parts)) for part in range(self._parts)]
+        full = [(part, positions) for part, positions in parts if positions]
+        if not full or list(group) == [self._dropped]:
+            return [Cut(group[0], 0, True, batch[: self._stand_in], 0.0)]
+        return [Cut(group[0], part, part == full[-1][0], positions, 1.0) for part, positions in full]
+
+    def _rows_of(self, cut: Cut, batch: range) -> Rows:
+        if not cut.counts:
+            return np.resize(self._order.rows(cut.positions), self._stand_in)  # repeated when the whole batch has fewer
+        offset = cut.positions.start - self.positions(batch).start
+        return self._rows(batch)[offset : offset + len(cut.positions)]
 
     def _rows(self, batch: range) -> Rows:
         """Rows of this rank's positions; asked once a step for the micro-batches and once for the ledger, computed once."""

@@ -60,8 +60,8 @@ def train_step(run: Training) -> tuple[Totals, int]:
     run.parts.add_ledger(run.feed.ledger(step, batch))
     clock.lap("data")
 
-    for lane, samples, counts in micro_batches:
-        _seed(run, stream_seed(run.order.seed, step, lane))
+    for lane, part, _, samples, counts in micro_batches:
+        _seed(run, stream_seed(run.order.seed, step, lane, part))
         faults.at("forward", step)
         loss_sum, weight = run.recipe.loss(run.reduction.module, samples)
         clock.lap("forward")

@@ -124,7 +124,7 @@ def prepare(job: TrainJob, world: World, emit: Emit) -> Training:
     check_world_size(world.world_size, plan.lanes)
     device, double = detect_device(world), job.precision == "float64"
     train = drilled(job.drill, recipe, recipe.data("train"))
-    order = Order(seed=plan.seed, size=len(train), epochs=plan.epochs, global_batch_size=plan.global_batch_size)
+    order = Order.of(plan, len(train))
     feed = Feed(train, order, world, plan.lanes, device, double=double, drop_lane=job.defect == "drop_lane")
     model = build_model(recipe, device, double=double, dropout=job.dropout)
     optimizer = recipe.optimizer(model)

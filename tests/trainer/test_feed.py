@@ -1,0 +1,100 @@
+"""What a rank is fed: every sample of its lanes once a step, in parts, with a stand-in where there is none."""
+
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tiny_recipe import TinyData
+
+from trainer.feed import Feed
+from trainer.order import Order, lane_span
+from trainer.recipe import Batch
+from trainer.world import World
+
+LANES = 8
+
+
+class Groups(NamedTuple):
+    """The one thing that a feed asks of a reduction: a micro-batch a lane (exact), or all lanes in one (fast)."""
+
+    together: bool
+
+    def groups(self, lanes: range) -> list[range]:
+        return [lanes] if self.together else [range(lane, lane + 1) for lane in lanes]
+
+
+class Numbered(TinyData):
+    """Inputs are the row numbers."""
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        ones = torch.ones(len(rows))
+        return Batch(torch.from_numpy(rows.copy()), ones, ones)
+
+
+def feed(rank: int = 0, world_size: int = 1, *, size: int = 100, batch: int = 30, **options: object) -> tuple[Feed, Order]:
+    """A feed over `size` numbered samples, one epoch."""
+    order = Order(seed=5, size=size, epochs=1, global_batch_size=batch)
+    usual = {"double": False, "drop_lane": False}
+    return Feed(Numbered(size, 1), order, World(rank=rank, world_size=world_size), LANES, torch.device("cpu"), **(usual | options)), order
+
+
+@given(size=st.integers(1, 60), batch=st.integers(1, 60), world_size=st.integers(1, LANES), parts=st.integers(1, 5), together=st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_parts_of_all_ranks_are_the_batch(size: int, batch: int, world_size: int, parts: int, together: bool) -> None:
+    """In lane and part order, over all ranks, the micro-batches are the batch's rows, each once, whatever it is cut into."""
+    fed = []
+    for rank in range(world_size):
+        feeder, order = feed(rank, world_size, size=size, batch=batch, accumulation=parts)
+        fed += feeder.micro_batches(order.span(0), Groups(together))
+    rows = [row for micro_batch in fed if micro_batch.counts for row in micro_batch.batch.inputs.tolist()]
+
+    assert rows == order.rows(order.span(0)).tolist()
+    assert all(len(micro_batch.batch.inputs) for micro_batch in fed)
+    lasts = [micro_batch.lane for micro_batch in fed if micro_batch.is_last]
+    assert lasts == sorted({micro_batch.lane for micro_batch in fed})
+
+
+def test_a_lane_is_cut_as_a_batch_is() -> None:
+    """Part p of n samples is [p*n//A, (p+1)*n//A); the last one is marked."""
+    feeder, order = feed(accumulation=3)
+    fed = [item for item in feeder.micro_batches(order.span(0), Groups(False)) if item.lane == 3]
+    lane = order.rows(lane_span(order.span(0), 3, LANES)).tolist()
+
+    assert [item.batch.inputs.tolist() for item in fed] == [lane[:1], lane[1:2], lane[2:4]]
+    assert [(item.part, item.is_last) for item in fed] == [(0, False), (1, False), (2, True)]
+
+
+def test_empty_parts_are_left_out() -> None:
+    """Lanes of one sample have one part, which is the last one."""
+    feeder, order = feed(batch=LANES, accumulation=4)
+    fed = feeder.micro_batches(order.span(0), Groups(False))
+
+    assert [(item.lane, item.part, item.is_last, item.counts) for item in fed] == [(lane, 3, True, 1.0) for lane in range(LANES)]
+
+
+@pytest.mark.parametrize(("stand_in", "batch", "rows"), [(1, 3, 1), (2, 3, 2), (4, 3, 4)], ids=["one", "two", "more than there are"])
+def test_an_empty_lane_has_a_stand_in(stand_in: int, batch: int, rows: int) -> None:
+    """Samples of the batch's start stand for an empty lane, repeated if need be, and count for nothing."""
+    feeder, order = feed(batch=batch, stand_in=stand_in, accumulation=2)
+    fed = feeder.micro_batches(order.span(0), Groups(False))
+    first = order.rows(order.span(0)).tolist()
+
+    empty = [item for item in fed if not item.counts]
+    assert [item.lane for item in empty] == [0, 1, 3, 4, 6]
+    assert {tuple(item.batch.inputs.tolist()) for item in empty} == {tuple((first * 2)[:rows])}
+    assert all((item.part, item.is_last) == (0, True) for item in empty)
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["exact", "fast"])
+def test_dropped_lane_is_in_the_ledger_alone(together: bool) -> None:
+    """The planted defect leaves out the last lane's samples on the last rank, in all parts; the ledger claims them."""
+    feeder, order = feed(1, 2, drop_lane=True, accumulation=2)
+    fed = feeder.micro_batches(order.span(0), Groups(together))
+    rows = [row for item in fed if item.counts for row in item.batch.inputs.tolist()]
+
+    assert rows == order.rows(range(15, 26)).tolist()
+    assert feeder.ledger(0, order.span(0))[:, 2].tolist() == list(range(15, 30))
+    assert fed[-1].is_last
