@@ -3,12 +3,14 @@
     <run>/parts/attempt-0/rank-0/  start.json  timeline.bin  ledger.bin  curve.jsonl  digests.jsonl  end.json
 
 Rows are fixed-width or one line each, so a torn tail is recognised by its length and left out. A timeline row may be written twice for
-one step (before and after that step's checkpoint): the later one counts.
+one step (before and after that step's checkpoint): the later one counts. Fixed-width rows are read back block by block: a run of a
+million steps does not have to fit into memory.
 """
 
+import bisect
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,14 +19,15 @@ import numpy as np
 import numpy.typing as npt
 
 from validation.canonical import canonical_json
+from validation.records import LEDGER_COLUMNS
 
 # One row per step of one rank; `arrival_ns` is when it reached the step's first collective, `collective_ms` the time from then on.
 TIMELINE_PART = np.dtype([
     ("step", "<i8"), ("start_ns", "<i8"), ("arrival_ns", "<i8"), ("samples", "<i8"), ("data_ms", "<f8"), ("forward_ms", "<f8"),
     ("backward_ms", "<f8"), ("collective_ms", "<f8"), ("optimizer_ms", "<f8"), ("checkpoint_ms", "<f8"), ("step_ms", "<f8"),
 ])  # fmt: skip
-LEDGER_PART = np.dtype("<i8")  # rows of four: step, lane, position, sample_id
-LEDGER_WIDTH = 4
+LEDGER_PART = np.dtype([(name, "<i8") for name in LEDGER_COLUMNS])
+LEDGER_BYTES = 4 << 20  # kept in memory at most, and one step's rows: batches may be large and flushes far between
 
 Ledger = npt.NDArray[np.int64]  # (n, 4)
 
@@ -36,10 +39,11 @@ def part_folder(run: Path, attempt: int, rank: int) -> Path:
 
 @dataclass(slots=True)
 class PartWriter:
-    """Keeps rows in memory and appends them to the rank's files when flushed."""
+    """Keeps rows in memory and appends them to the rank's files when flushed; a ledger that grows large is appended at once."""
 
     folder: Path
     _ledger: list[Ledger] = field(default_factory=list)
+    _ledger_bytes: int = 0
     _lines: dict[str, list[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -47,7 +51,10 @@ class PartWriter:
 
     def add_ledger(self, rows: Ledger) -> None:
         """Remember (n, 4) rows of samples consumed."""
-        self._ledger.append(rows)
+        self._ledger.append(np.ascontiguousarray(rows, dtype="<i8"))
+        self._ledger_bytes += self._ledger[-1].nbytes
+        if self._ledger_bytes > LEDGER_BYTES:
+            self._flush_ledger(durable=False)
 
     def add_line(self, table: str, row: Mapping[str, Any]) -> None:
         """Remember one row of "curve" or "digests"."""
@@ -61,19 +68,51 @@ class PartWriter:
 
     def flush(self, timeline: npt.NDArray[np.void], *, durable: bool = False) -> None:
         """Append everything remembered, and timeline rows. `durable` also waits for the disk: what a seal vouches for must be there."""
-        self._append("timeline.bin", timeline.tobytes(), durable)
-        self._append("ledger.bin", b"".join(rows.astype(LEDGER_PART).tobytes() for rows in self._ledger), durable)
-        self._ledger.clear()
+        self._append("timeline.bin", [timeline.tobytes()], durable)
+        self._flush_ledger(durable)
         for table, lines in self._lines.items():
-            self._append(f"{table}.jsonl", b"".join(lines), durable)
+            self._append(f"{table}.jsonl", lines, durable)
         self._lines.clear()
 
-    def _append(self, name: str, body: bytes, durable: bool) -> None:
+    def _flush_ledger(self, durable: bool) -> None:
+        self._append("ledger.bin", [rows.data for rows in self._ledger], durable)
+        self._ledger.clear()
+        self._ledger_bytes = 0
+
+    def _append(self, name: str, pieces: Sequence[bytes | memoryview], durable: bool) -> None:
         with (self.folder / name).open("ab") as file:
-            file.write(body)
+            file.writelines(pieces)
             file.flush()
             if durable:
                 os.fsync(file.fileno())
+
+
+@dataclass(frozen=True, slots=True)
+class PartRows:
+    """Fixed-width rows of one file, read where they are asked for; their first field is the step."""
+
+    path: Path
+    dtype: np.dtype[np.void]
+
+    def __len__(self) -> int:
+        return self.path.stat().st_size // self.dtype.itemsize if self.path.exists() else 0  # a torn tail is no row
+
+    def read(self, start: int, stop: int) -> npt.NDArray[np.void]:
+        """Rows [start, stop)."""
+        if start >= stop:
+            return np.empty(0, dtype=self.dtype)
+        return np.fromfile(self.path, dtype=self.dtype, count=stop - start, offset=start * self.dtype.itemsize)
+
+    def find(self, step: int, start: int, stop: int) -> int:
+        """First row of [start, stop) at or after a step, `stop` when there is none; these rows have to be in step order."""
+        if start >= stop:
+            return stop
+        with self.path.open("rb") as file:
+
+            def step_at(row: int) -> int:
+                return int.from_bytes(os.pread(file.fileno(), 8, row * self.dtype.itemsize), "little", signed=True)
+
+            return bisect.bisect_left(range(stop), step, start, stop, key=step_at)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +121,17 @@ class Part:
 
     attempt: int
     rank: int
-    start: Mapping[str, Any]  # resumed_from_step, world_size, t_ns, device, devices
+    start: Mapping[str, Any]  # resumed_from_step, world_size, t_ns, device, devices, clock_offset_ns, clock_uncertainty_ns
     end: Mapping[str, Any]  # empty when the rank did not finish
-    timeline: npt.NDArray[np.void]
-    ledger: Ledger
+    timeline: PartRows
+    ledger: PartRows
     curve: tuple[Mapping[str, Any], ...]
     digests: tuple[Mapping[str, Any], ...]
+
+    @property
+    def clock_offset_ns(self) -> int:
+        """Added to this part's times it gives rank 0's clock; 0 where it was not measured."""
+        return int(self.start.get("clock_offset_ns", 0))
 
 
 def read_parts(run: Path) -> list[Part]:
@@ -99,22 +143,16 @@ def read_parts(run: Path) -> list[Part]:
 
 def _read_part(folder: Path, attempt: int, rank: int) -> Part:
     end = folder / "end.json"
-    ledger = _whole_rows(folder / "ledger.bin", LEDGER_WIDTH * LEDGER_PART.itemsize)
     return Part(
         attempt=attempt,
         rank=rank,
         start=json.loads((folder / "start.json").read_bytes()),
         end=json.loads(end.read_bytes()) if end.exists() else {},
-        timeline=np.frombuffer(_whole_rows(folder / "timeline.bin", TIMELINE_PART.itemsize), dtype=TIMELINE_PART),
-        ledger=np.frombuffer(ledger, dtype=LEDGER_PART).reshape(-1, LEDGER_WIDTH).astype(np.int64),
+        timeline=PartRows(folder / "timeline.bin", TIMELINE_PART),
+        ledger=PartRows(folder / "ledger.bin", LEDGER_PART),
         curve=tuple(_whole_lines(folder / "curve.jsonl")),
         digests=tuple(_whole_lines(folder / "digests.jsonl")),
     )
-
-
-def _whole_rows(path: Path, width: int) -> bytes:
-    body = path.read_bytes() if path.exists() else b""
-    return body[: len(body) - len(body) % width]
 
 
 def _whole_lines(path: Path) -> Iterable[Mapping[str, Any]]:

@@ -3,13 +3,17 @@
     run.json  timeline.parquet  ledger.parquet  curve.parquet  digests.parquet  gradients.safetensors  model.safetensors
     checkpoints/  (trainer/checkpoint.py)      parts/  (trainer/parts.py: what the tables below were merged from)
 
-Merging keeps the surviving lineage: a step that was done, lost with its attempt and done again counts once, as it was done last.
+The merge (trainer/merge.py) takes the same memory for a million steps as for ten thousand; so do the numbers that come out of it.
+Reading a table back takes all of it at once: gates read runs of some hundred steps.
 """
 
+import hashlib
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -19,8 +23,9 @@ import pandas as pd
 import psutil
 
 from trainer.config import TrainJob
+from trainer.merge import Chunk, ledger_chunks, lineage, timeline_chunks, write_chunks
 from trainer.parts import Part, read_parts
-from validation.canonical import canonical_json, sha256_hex
+from validation.canonical import canonical_json
 from validation.errors import EvidenceError
 from validation.records import (
     CURVE_COLUMNS,
@@ -58,21 +63,18 @@ def collect(
             f"run {folder.name}: {sum(bool(part.end) for part in last)} of {world_sizes[-1]} ranks of the last attempt left an end. The "
             "run cannot be summed up. Look into logs/ of its folder and run it again in an empty one."
         )
-    limits = _lineage(parts)
-    tables = {
-        "timeline": pd.concat([_timeline(last_rows) for last_rows in _by_attempt(parts, limits)], ignore_index=True),
-        "ledger": _ledger(parts, limits),
-        "curve": _lines(parts, limits, "curve", CURVE_COLUMNS),
-        "digests": _lines(parts, limits, "digests", DIGEST_COLUMNS),
-    }
-    for name, table in tables.items():
-        table.to_parquet(folder / f"{name}.parquet", index=False)
+    limits = lineage(parts)
+    spans, ledger = Spans(int(last[0].start["resumed_from_step"]) + job.warmup_steps), LedgerDigest()
+    write_chunks(folder / "timeline.parquet", TIMELINE_COLUMNS, timeline_chunks(parts, limits), spans.add)
+    write_chunks(folder / "ledger.parquet", LEDGER_COLUMNS, ledger_chunks(parts, limits), ledger.add)
+    _lines(parts, limits, "curve", CURVE_COLUMNS).to_parquet(folder / "curve.parquet", index=False)
+    _lines(parts, limits, "digests", DIGEST_COLUMNS).to_parquet(folder / "digests.parquet", index=False)
     record = RunRecord(
         recipe=job.recipe, world_size=job.world_size, parallel=job.parallel, reduction=job.reduction, precision=job.precision,
         steps=int(last[0].end["steps"]), seed=int(last[0].start["seed"]), state_sha256=last[0].end["state_sha256"],
-        state_sha256_by_rank=tuple(part.end["state_sha256"] for part in last), ledger_sha256=ledger_sha256(tables["ledger"]),
-        throughput_sps=throughput_sps(tables["timeline"], int(last[0].start["resumed_from_step"]) + job.warmup_steps), seconds=seconds,
-        worker_seconds=_worker_seconds(parts, seconds, world_sizes), attempts=attempts, faults_fired=faults_fired, recoveries=recoveries,
+        state_sha256_by_rank=tuple(part.end["state_sha256"] for part in last), ledger_sha256=ledger.sha256,
+        throughput_sps=spans.throughput_sps, seconds=seconds, worker_seconds=_worker_seconds(parts, seconds, world_sizes),
+        attempts=attempts, faults_fired=faults_fired, recoveries=recoveries,
         peak_memory_mib=max(part.end["peak_memory_mib"] for part in parts if part.end),
         machine=machine(device=last[0].start["device"], devices=int(last[0].start["devices"])), unsaved=unsaved,
     )  # fmt: skip
@@ -124,10 +126,53 @@ def checkpoint_bytes(folder: str | Path) -> int:
     return sum(file.stat().st_size for file in sealed[-1].iterdir()) if sealed else 0
 
 
+class LedgerDigest:
+    """sha256 of sorted ledger rows as little-endian int64, row after row."""
+
+    def __init__(self) -> None:
+        self._total = hashlib.sha256()
+
+    def add(self, rows: Chunk) -> None:
+        """Take the next rows."""
+        self._total.update(np.stack([rows[name] for name in LEDGER_COLUMNS], axis=1).astype("<i8").tobytes())
+
+    @property
+    def sha256(self) -> str:
+        """Of all rows so far, 64 hex digits."""
+        return self._total.hexdigest()
+
+
+@dataclass(slots=True)
+class Spans:
+    """Samples and time of the steps from `first_step` on, rank by rank."""
+
+    first_step: int
+    samples: int = 0
+    starts_ns: dict[int, int] = field(default_factory=dict)  # by rank, of its first timed step
+    ends_ns: dict[int, float] = field(default_factory=dict)  # by rank, of its last
+
+    def add(self, rows: Chunk) -> None:
+        """Take timeline rows, in any order."""
+        timed = rows["step"] >= self.first_step
+        ranks, starts_ns = rows["rank"][timed], rows["start_ns"][timed]
+        ends_ns = starts_ns + rows["step_ms"][timed] * 1e6
+        self.samples += int(rows["samples"][timed].sum())
+        for rank in np.unique(ranks).tolist():
+            own = ranks == rank
+            self.starts_ns[rank] = min(int(starts_ns[own].min()), self.starts_ns.get(rank, 2**62))
+            self.ends_ns[rank] = max(float(ends_ns[own].max()), self.ends_ns.get(rank, -math.inf))
+
+    @property
+    def throughput_sps(self) -> float:
+        """Samples/s over all ranks, by the rank that took longest; NaN without a step."""
+        return self.samples / (max(self.ends_ns[rank] - self.starts_ns[rank] for rank in self.ends_ns) / 1e9) if self.ends_ns else math.nan
+
+
 def ledger_sha256(ledger: pd.DataFrame) -> str:
     """sha256 of the sorted rows as little-endian int64, row after row."""
-    ordered = ledger[list(LEDGER_COLUMNS)].sort_values(list(LEDGER_COLUMNS[:3]), kind="stable")
-    return sha256_hex(ordered.to_numpy(dtype="<i8").tobytes())
+    digest = LedgerDigest()
+    digest.add(_columns(ledger.sort_values(list(LEDGER_COLUMNS[:3]), kind="stable"), LEDGER_COLUMNS))
+    return digest.sha256
 
 
 def throughput_sps(timeline: pd.DataFrame, first_step: int) -> float:
@@ -135,11 +180,9 @@ def throughput_sps(timeline: pd.DataFrame, first_step: int) -> float:
 
     What lies between steps (evaluation, checkpoints) is in the time.
     """
-    timed = timeline[timeline["step"] >= first_step]
-    if timed.empty:
-        return float("nan")
-    spans = timed.assign(end_ns=timed["start_ns"] + timed["step_ms"] * 1e6).groupby("rank").agg({"start_ns": "min", "end_ns": "max"})
-    return float(timed["samples"].sum() / ((spans["end_ns"] - spans["start_ns"]).max() / 1e9))
+    spans = Spans(first_step)
+    spans.add(_columns(timeline, TIMELINE_COLUMNS))
+    return spans.throughput_sps
 
 
 def machine(*, device: str = "", devices: int = 0) -> Machine:
@@ -170,38 +213,8 @@ def _load(folder: str | Path, name: str) -> pd.DataFrame:
         ) from None
 
 
-def _lineage(parts: Sequence[Part]) -> dict[int, int]:
-    """attempt -> the step where its rows stop counting: where a later attempt resumed."""
-    limits: dict[int, int] = {}
-    limit = 2**62
-    for attempt in sorted({part.attempt for part in parts}, reverse=True):
-        limits[attempt] = limit
-        limit = min([limit, *(int(part.start["resumed_from_step"]) for part in parts if part.attempt == attempt)])
-    return limits
-
-
-def _by_attempt(parts: Sequence[Part], limits: Mapping[int, int]) -> list[pd.DataFrame]:
-    """Timeline rows of each attempt that count, one row a step and rank."""
-    found = []
-    for attempt, limit in sorted(limits.items()):
-        rows = [pd.DataFrame(part.timeline).assign(rank=part.rank) for part in parts if part.attempt == attempt]
-        table = pd.concat(rows, ignore_index=True)
-        found.append(table[table["step"] < limit].drop_duplicates(["rank", "step"], keep="last"))
-    return found
-
-
-def _timeline(rows: pd.DataFrame) -> pd.DataFrame:
-    """Split the collectives' time: until the last rank arrived is waiting, the rest transfer."""
-    lag_ms = (rows.groupby("step")["arrival_ns"].transform("max") - rows["arrival_ns"]) / 1e6
-    wait_ms = np.minimum(lag_ms, rows["collective_ms"])
-    full = rows.assign(wait_ms=wait_ms, transfer_ms=rows["collective_ms"] - wait_ms)
-    return full[list(TIMELINE_COLUMNS)].sort_values(["step", "rank"])
-
-
-def _ledger(parts: Sequence[Part], limits: Mapping[int, int]) -> pd.DataFrame:
-    rows = np.concatenate([part.ledger[part.ledger[:, 0] < limits[part.attempt]] for part in parts])
-    table = pd.DataFrame(rows, columns=list(LEDGER_COLUMNS))
-    return table.sort_values(list(LEDGER_COLUMNS[:3]), kind="stable", ignore_index=True)
+def _columns(table: pd.DataFrame, names: Sequence[str]) -> Chunk:
+    return {name: table[name].to_numpy() for name in names}
 
 
 def _lines(parts: Sequence[Part], limits: Mapping[int, int], name: str, columns: Sequence[str]) -> pd.DataFrame:
@@ -222,7 +235,12 @@ def _worker_seconds(parts: Sequence[Part], seconds: float, world_sizes: Sequence
     """Ranks x seconds; an attempt lasts until the next one has loaded its state, the first from the beginning."""
     if len(set(world_sizes)) == 1:
         return seconds * world_sizes[0]
-    starts = {part.attempt: min(int(p.start["t_ns"]) for p in parts if p.attempt == part.attempt) for part in parts}
-    end_ns = max(int(part.end["t_ns"]) for part in parts if part.end)
+    starts = {part.attempt: min(_t_ns(p, p.start) for p in parts if p.attempt == part.attempt) for part in parts}
+    end_ns = max(_t_ns(part, part.end) for part in parts if part.end)
     marks = [end_ns - int(seconds * 1e9), *(starts.get(attempt, end_ns) for attempt in range(1, len(world_sizes))), end_ns]
     return sum(size * max(0, b - a) / 1e9 for size, a, b in zip(world_sizes, marks[:-1], marks[1:], strict=True))
+
+
+def _t_ns(part: Part, facts: Mapping[str, Any]) -> int:
+    """When a part's start or end was written, on rank 0's clock."""
+    return int(facts["t_ns"]) + part.clock_offset_ns

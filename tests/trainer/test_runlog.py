@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from helpers_loop import tiny_job
 
-from trainer import runlog
+from trainer import parts, runlog
+from trainer.config import TrainJob
 from trainer.parts import TIMELINE_PART, PartWriter, part_folder, read_parts
 from validation.errors import EvidenceError
 from validation.records import Recovery
@@ -21,6 +21,12 @@ RECOVERY = Recovery(
 )  # fmt: skip
 
 
+def tiny_job(folder: Path, *, world_size: int = 1) -> TrainJob:
+    """A job that nobody runs."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return TrainJob(recipe="tiny", folder=str(folder), world_size=world_size)
+
+
 def rows(steps: range, *, samples: int, arrival_ms: int = 0, step_ms: float = 10.0) -> np.ndarray:
     """Timeline rows of steps that begin 10 ms apart, with 6 ms in collectives."""
     table = np.zeros(len(steps), dtype=TIMELINE_PART)
@@ -30,8 +36,10 @@ def rows(steps: range, *, samples: int, arrival_ms: int = 0, step_ms: float = 10
     return table
 
 
-def leave_part(run: Path, attempt: int, rank: int, steps: range, *, world_size: int, end: bool = True, arrival_ms: int = 0) -> None:
-    """The part of one rank that did some steps, four samples each over all ranks."""
+def leave_part(
+    run: Path, attempt: int, rank: int, steps: range, *, world_size: int, end: bool = True, arrival_ms: int = 0, clock: int | None = None
+) -> None:
+    """The part of one rank that did some steps, four samples each over all ranks; `clock`, ns that its clock is behind rank 0's."""
     part = PartWriter(part_folder(run, attempt, rank))
     start = {
         "resumed_from_step": steps.start,
@@ -41,7 +49,7 @@ def leave_part(run: Path, attempt: int, rank: int, steps: range, *, world_size: 
         "device": "cpu",
         "devices": 2,
     }
-    part.write("start", start)
+    part.write("start", start if clock is None else start | {"clock_offset_ns": clock, "clock_uncertainty_ns": 9})
     share = 4 // world_size
     for step in steps:
         places = range(4 * step + rank * share, 4 * step + (rank + 1) * share)
@@ -49,7 +57,10 @@ def leave_part(run: Path, attempt: int, rank: int, steps: range, *, world_size: 
         part.add_line("digests", {"step": step, "tensor": "w", "sha256": f"{attempt}"})
     if rank == 0:
         part.add_line("curve", {"step": steps.stop, "samples": 4 * steps.stop, "train_loss": 0.5, "quality": float("nan")})
-    part.flush(rows(steps, samples=share, arrival_ms=arrival_ms))
+    table = rows(steps, samples=share, arrival_ms=arrival_ms)
+    for name in ("start_ns", "arrival_ns"):
+        table[name] -= clock or 0
+    part.flush(table)
     if end:
         part.write("end", {"steps": steps.stop, "state_sha256": "ab", "peak_memory_mib": 7.5, "t_ns": 10 * 10**9})
 
@@ -104,7 +115,34 @@ def test_torn_tails_are_left_out(tmp_path: Path) -> None:
         (folder / name).write_bytes((folder / name).read_bytes() + tail)
 
     [part] = read_parts(tmp_path)
-    assert (len(part.timeline), part.ledger.shape, len(part.digests)) == (3, (12, 4), 3)
+    assert (len(part.timeline), len(part.ledger), len(part.digests)) == (3, 12, 3)
+    assert part.ledger.read(10, 12)["position"].tolist() == [10, 11]
+
+
+def test_clocks_are_laid_over_one_another(tmp_path: Path) -> None:
+    """Times of a rank whose clock is an hour behind are moved to rank 0's before waiting is told from transfer."""
+    hour_ns = 3600 * 10**9
+    for rank, clock in ((0, None), (1, hour_ns)):
+        leave_part(tmp_path, 0, rank, range(3), world_size=2, arrival_ms=rank * 2, clock=clock)
+    runlog.collect(tiny_job(tmp_path, world_size=2), attempts=1, recoveries=(), faults_fired=(), seconds=1.0, world_sizes=(2,))
+    timeline = runlog.load_timeline(tmp_path)
+
+    assert timeline.groupby("rank")["wait_ms"].unique().str[0].tolist() == [2.0, 0.0]
+    assert timeline.groupby("step")["start_ns"].nunique().eq(1).all()
+
+
+def test_large_ledger_does_not_wait_for_the_flush(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows above the limit are appended at once, and none is lost or doubled by the flush that follows."""
+    monkeypatch.setattr(parts, "LEDGER_BYTES", 100)
+    leave_part(tmp_path, 0, 0, range(1), world_size=1)
+    part = PartWriter(part_folder(tmp_path, 0, 0))
+    part.add_ledger(np.array([(1, 0, place, place) for place in range(4)]))
+    [before] = [len(part.ledger) for part in read_parts(tmp_path)]
+    part.add_ledger(np.array([(1, 1, 4, 4)]))
+    part.flush(rows(range(1, 2), samples=5))
+
+    [after] = read_parts(tmp_path)
+    assert (before, len(after.ledger)) == (8, 9)
 
 
 def test_later_row_of_a_step_counts(tmp_path: Path) -> None:
@@ -150,7 +188,7 @@ def test_machine_names_no_host() -> None:
 
 def test_reading_a_run_does_not_import_torch() -> None:
     """The process that decides reads records, plans faults and asks the order without torch."""
-    modules = "runlog, parts, order, lanes, faults, streams, config, world"
+    modules = "runlog, merge, parts, order, lanes, faults, streams, config, world"
     code = f"import sys; from trainer import {modules}; sys.exit('torch' in sys.modules)"
 
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
