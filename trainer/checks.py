@@ -7,7 +7,7 @@ from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.batchnorm import SyncBatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
 
@@ -21,6 +21,7 @@ class Probed(NamedTuple):
     """What a first backward pass showed."""
 
     has_unused: bool  # some parameter takes no part in the loss of the probe batch
+    moving: tuple[str, ...]  # buffers that the forward pass changes
 
 
 def switch_off_dropout(model: nn.Module) -> None:
@@ -30,14 +31,18 @@ def switch_off_dropout(model: nn.Module) -> None:
             module.eval()
 
 
-def check_model(recipe: Recipe, model: nn.Module, optimizer: Optimizer) -> None:
-    """Refuse models whose numbers depend on the split over ranks, and optimizers that miss or add parameters."""
+def check_modules(recipe: Recipe, model: nn.Module) -> None:
+    """Refuse modules whose numbers depend on how many ranks there are."""
     for name, module in model.named_modules():
-        if isinstance(module, _NormBase) and module.running_mean is not None:
+        if isinstance(module, SyncBatchNorm):
             raise RecipeError(
-                f"recipe {recipe.name}: {type(module).__name__} '{name}' keeps running statistics of whatever micro-batch its rank saw, so "
-                "the result would depend on the number of ranks. Use LayerNorm or GroupNorm (or track_running_stats=False)."
+                f"recipe {recipe.name}: SyncBatchNorm '{name}' normalises over whatever all ranks hold at once, so the result would "
+                "depend on their number. Use BatchNorm: it normalises over one micro-batch, the same at every world size."
             )
+
+
+def check_model(recipe: Recipe, model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse models that have nothing to learn or gradients of several types, and optimizers that miss or add parameters."""
     own = {id(p): name for name, p in model.named_parameters() if p.requires_grad}
     if not own:
         raise RecipeError(
@@ -61,7 +66,7 @@ def check_model(recipe: Recipe, model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def check_loss(recipe: Recipe, model: nn.Module, batch: Batch, *, dropout: bool) -> Probed:
-    """Ask the loss of a real batch: two scalars, a sum and not a mean, attached, with a positive weight; the model's buffers stay."""
+    """Ask the loss of a real batch: two scalars, a sum and not a mean, attached, with a positive weight. The model stays as it was."""
     calls: list[int] = []
     handle = model.register_forward_pre_hook(lambda *_: calls.append(1))
     buffers = {name: value.clone() for name, value in model.named_buffers()}
@@ -72,16 +77,27 @@ def check_loss(recipe: Recipe, model: nn.Module, batch: Batch, *, dropout: bool)
             f"recipe {recipe.name}: loss(model, batch) went around model(...). Distributed wrappers work in that call only. "
             "Call model(batch.inputs) in `loss`."
         )
-    if changed := [name for name, value in model.named_buffers() if not torch.equal(value, buffers[name])]:
-        raise RecipeError(
-            f"recipe {recipe.name}: the forward pass changes the buffers {', '.join(changed[:3])}. Their value would depend on which "
-            "rank ran which samples. Keep such state out of the model."
-        )
+    moving = tuple(name for name, value in model.named_buffers() if not torch.equal(value, buffers[name]))
     gradients = _gradients(recipe, model, loss_sum)
     _check_doubling(recipe, model, batch)
     if not dropout:
         _check_repeatable(recipe, model, batch)
-    return Probed(has_unused=any(gradient is None for gradient in gradients))
+    with torch.no_grad():
+        for name, value in model.named_buffers():
+            value.copy_(buffers[name])
+    return Probed(has_unused=any(gradient is None for gradient in gradients), moving=moving)
+
+
+def check_coupled(recipe: Recipe, moving: tuple[str, ...], smallest: int) -> None:
+    """Refuse micro-batches of fewer than two samples where samples are coupled. Raises RecipeError.
+
+    Args: smallest, samples of the smallest micro-batch of the run.
+    """
+    if moving and smallest < 2:
+        raise RecipeError(
+            f"recipe {recipe.name}: {moving[0]} moves with the statistics of a micro-batch, and some would have {smallest} samples. Those "
+            'have no spread. Set training.tail="drop", a larger or divisible global_batch_size, or less accumulation.'
+        )
 
 
 def _checked_sum(recipe: Recipe, value: object) -> Tensor:

@@ -6,12 +6,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.lanes import rank_lanes
 from trainer.order import Order, Rows, lane_span
 from trainer.parts import Ledger
 from trainer.recipe import Batch, SplitData
 from trainer.reduce import Reduction
-from trainer.world import World
 
 
 class MicroBatch(NamedTuple):
@@ -38,32 +36,30 @@ class Feed:
     """Cuts every global batch into this rank's micro-batches."""
 
     def __init__(
-        self, data: SplitData, order: Order, world: World, lanes: int, device: torch.device, *, double: bool, drop_lane: bool,
+        self, data: SplitData, order: Order, own: range, lanes: int, device: torch.device, *, double: bool, drop_lane: bool,
         accumulation: int = 1, stand_in: int = 1,
     ) -> None:  # fmt: skip
-        """Args: accumulation, parts of each micro-batch; stand_in, samples of a micro-batch that stands for empty lanes."""
+        """Args: own, lanes of this rank, ascending; accumulation, parts of each micro-batch; stand_in, samples for empty lanes."""
         self._data = data
         self._order = order
         self._lanes = lanes
-        self._own = rank_lanes(world.rank, world.world_size, lanes)
+        self._own = own
         self._device = device
         self._double = double
-        self._dropped = lanes - 1 if drop_lane and world.rank == world.world_size - 1 else None
+        self._dropped = lanes - 1 if drop_lane and own[-1] == lanes - 1 else None
         self._parts = accumulation
         self._stand_in = stand_in
-        self._last: tuple[range, Rows] = (range(0), np.empty(0, dtype=np.int64))  # own positions and rows of the batch asked last
+        self._last: tuple[range, Rows, Rows] | None = None  # the batch asked last, own positions and rows in it
 
-    def positions(self, batch: range) -> range:
-        """Positions of this rank's lanes in a global batch; contiguous, possibly empty."""
-        return range(lane_span(batch, self._own[0], self._lanes).start, lane_span(batch, self._own[-1], self._lanes).stop)
+    def positions(self, batch: range) -> Rows:
+        """Positions of this rank's lanes in a global batch, ascending; possibly none."""
+        return self._asked(batch)[0]
 
     def ledger(self, step: int, batch: range) -> Ledger:
         """(n, 4): step, lane, position, sample id of every sample of this rank's lanes."""
-        spans = [(lane, lane_span(batch, lane, self._lanes)) for lane in self._own]
-        positions = self.positions(batch)
-        lanes = np.repeat([lane for lane, _ in spans], [len(span) for _, span in spans])
-        ids = self._data.sample_ids[self._rows(batch)]
-        return np.stack((np.full(len(ids), step), lanes, np.arange(positions.start, positions.stop), ids), axis=1).astype(np.int64)
+        positions, rows = self._asked(batch)
+        lanes = np.repeat(np.array(self._own), [len(lane_span(batch, lane, self._lanes)) for lane in self._own])
+        return np.stack((np.full(len(rows), step), lanes, positions, self._data.sample_ids[rows]), axis=1).astype(np.int64)
 
     def micro_batches(self, batch: range, reduction: Reduction) -> list[MicroBatch]:
         """Fetch this rank's samples, grouped as the reduction wants them, each group cut into its parts."""
@@ -87,15 +83,17 @@ class Feed:
     def _rows_of(self, cut: Cut, batch: range) -> Rows:
         if not cut.counts:
             return np.resize(self._order.rows(cut.positions), self._stand_in)  # repeated when the whole batch has fewer
-        offset = cut.positions.start - self.positions(batch).start
-        return self._rows(batch)[offset : offset + len(cut.positions)]
+        positions, rows = self._asked(batch)
+        offset = int(np.searchsorted(positions, cut.positions.start))
+        return rows[offset : offset + len(cut.positions)]
 
-    def _rows(self, batch: range) -> Rows:
-        """Rows of this rank's positions; asked once a step for the micro-batches and once for the ledger, computed once."""
-        positions = self.positions(batch)
-        if self._last[0] != positions:
-            self._last = (positions, self._order.rows(positions))
-        return self._last[1]
+    def _asked(self, batch: range) -> tuple[Rows, Rows]:
+        """Positions of this rank's lanes and their rows; asked several times a step, computed once."""
+        if self._last is None or self._last[0] != batch:
+            spans = [lane_span(batch, lane, self._lanes) for lane in self._own]
+            positions = np.concatenate([np.arange(span.start, span.stop, dtype=np.int64) for span in spans])
+            self._last = (batch, positions, self._order.rows(positions))
+        return self._last[1:]
 
     def _fetch(self, rows: Rows) -> Batch:
         return Batch(*(cast_input(value, self._device, double=self._double) for value in self._data.batch(rows)))

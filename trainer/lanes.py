@@ -28,6 +28,14 @@ def rank_lanes(rank: int, world_size: int, lanes: int) -> range:
     return range(rank * lanes // world_size, (rank + 1) * lanes // world_size)
 
 
+def strided_lanes(rank: int, world_size: int, lanes: int) -> range:
+    """Lanes of one rank whose gradients are added over ranks slot by slot: rank, W + rank, 2 W + rank, ...; W a power of two.
+
+    Slot j of all ranks holds lanes [j W, (j + 1) W): a node of the tree, so that a reduce-scatter a slot is a part of the canonical sum.
+    """
+    return range(rank, lanes, world_size)
+
+
 class Node(NamedTuple):
     """A node of the tree over lanes."""
 

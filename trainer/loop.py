@@ -1,20 +1,23 @@
 """One rank's training, read top to bottom. The same code for one rank and for many, on CPU (gloo) and on GPUs (nccl)."""
 
 import math
+import random
 import resource
 import time
 
+import numpy as np
 import torch
-from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor
 
 from trainer import checkpoint
 from trainer.config import TrainJob
 from trainer.evaluate import measure_quality
+from trainer.norms import clip_, global_norm
+from trainer.parallel import local, whole
 from trainer.recipe import load_recipe
 from trainer.reduce import Totals
 from trainer.setup import Training, device_facts, join, leave, meet, prepare, settle
-from trainer.state import save_model, snapshot, state_digest, tensor_sha256, weights_of
+from trainer.state import save_weights, served_weights, state_digest, tensor_sha256, weights_of
 from trainer.streams import stream_seed
 from trainer.world import Emit, World
 from validation.errors import RankError
@@ -60,13 +63,14 @@ def train_step(run: Training) -> tuple[Totals, int]:
     run.parts.add_ledger(run.feed.ledger(step, batch))
     clock.lap("data")
 
-    for lane, part, _, samples, counts in micro_batches:
-        _seed(run, stream_seed(run.order.seed, step, lane, part))
+    for micro in micro_batches:
+        _seed(run, stream_seed(run.order.seed, step, micro.lane, micro.part))
         faults.at("forward", step)
-        loss_sum, weight = run.recipe.loss(run.reduction.module, samples)
+        with run.reduction.forward(micro), run.autocast():
+            loss_sum, weight = run.recipe.loss(run.reduction.module, micro.batch)
         clock.lap("forward")
         faults.at("backward", step)
-        run.reduction.backward(step, lane, loss_sum * counts, weight * counts)
+        run.reduction.backward(step, micro, loss_sum, weight, run.scaler.scale)
         clock.lap("backward")
 
     totals = run.reduction.finish(step)  # collective: all ranks, also those whose lanes are empty
@@ -74,16 +78,21 @@ def train_step(run: Training) -> tuple[Totals, int]:
 
     faults.at("optimizer", step)
     gradients = [parameter.grad for parameter in run.parameters.values() if parameter.grad is not None]
-    _check_finite(run, totals, gradients)
-    torch._foreach_div_(gradients, totals.weight)
+    torch._foreach_div_([local(gradient) for gradient in gradients], totals.weight * run.scaler.scale)
     if run.job.defect == "divide_twice":
-        torch._foreach_div_(gradients, float(run.world.world_size))
-    _keep_gradients(run)
-    if run.recipe.training.clip_norm is not None:
-        nn.utils.clip_grad_norm_(run.parameters.values(), run.recipe.training.clip_norm)
-    run.optimizer.step()
-    if run.schedule is not None:
-        run.schedule.step()
+        torch._foreach_div_([local(gradient) for gradient in gradients], float(run.world.world_size))
+    norm = global_norm(gradients)  # collective when sharded: the same number on every rank, so all take the same way from here
+    overflowed = run.scaler.absorbs(norm)
+    if not overflowed:
+        _check_finite(run, totals, norm)
+        _keep_gradients(run)
+        if run.recipe.training.clip_norm is not None:
+            clip_(gradients, norm, run.recipe.training.clip_norm)
+        run.optimizer.step()
+        if run.schedule is not None:
+            run.schedule.step()
+        run.average()
+    run.scaler.note(overflowed=overflowed)
     run.step, run.position = step + 1, batch.stop
     clock.lap("optimizer")
 
@@ -94,19 +103,22 @@ def train_step(run: Training) -> tuple[Totals, int]:
 
 
 def _seed(run: Training, seed: int) -> None:
-    """Start the lane's random stream. torch.manual_seed draws the same bits, and takes up to 0.3 ms to reach every backend."""
+    """Start the micro-batch's random streams. torch.manual_seed draws the same bits, and takes up to 0.3 ms to reach every backend."""
     torch.default_generator.manual_seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+    random.seed(seed)
     if run.device.type == "cuda":
         torch.cuda.manual_seed(seed)
 
 
-def _check_finite(run: Training, totals: Totals, gradients: list[Tensor]) -> None:
-    """Stop every rank at the first number that is not finite; totals and gradients are the same on all, so all stop here."""
+def _check_finite(run: Training, totals: Totals, norm: float) -> None:
+    """Stop every rank at the first number that is not finite; totals and norm are the same on all, so all stop here."""
     broken = [f"the loss sum of lane {lane} is {loss}" for lane, loss in enumerate(totals.losses) if not math.isfinite(loss)]
     if not (math.isfinite(totals.weight) and totals.weight > 0):
         broken.append(f"the weight of the global batch is {totals.weight}")
-    norms = torch.stack(torch._foreach_norm(gradients, math.inf)).tolist()  # one look at the device for all tensors
-    broken += [f"the gradient of {name} is not finite" for name, norm in zip(run.parameters, norms, strict=True) if not math.isfinite(norm)]
+    if not math.isfinite(norm):
+        broken += [f"the gradient of {name} is not finite" for name, p in run.parameters.items() if not _is_finite(p.grad)]
+        broken += [f"the norm of the gradient is {norm}"]
     if broken:
         more = f" (and {len(broken) - 1} more)" if len(broken) > 1 else ""
         raise RankError(
@@ -115,23 +127,29 @@ def _check_finite(run: Training, totals: Totals, gradients: list[Tensor]) -> Non
         )
 
 
+def _is_finite(gradient: Tensor | None) -> bool:
+    return gradient is None or bool(local(gradient).isfinite().all())
+
+
 def _keep_gradients(run: Training) -> None:
     """Leave the first steps' reduced gradients behind: digests on every rank, tensors and the weights they belong to on rank 0."""
     if run.step >= run.job.keep_gradients:
         return
     for name, parameter in run.parameters.items():
         if parameter.grad is not None:
-            run.parts.add_line("digests", {"step": run.step, "tensor": name, "sha256": tensor_sha256(parameter.grad)})
-            run.kept[f"step{run.step}/{name}"] = parameter.grad.detach().cpu().clone()
-    run.kept |= {f"step{run.step}/weights/{name}": value.cpu().clone() for name, value in weights_of(run.model).items()}
+            gradient = whole(parameter.grad.detach()).cpu()
+            run.parts.add_line("digests", {"step": run.step, "tensor": name, "sha256": tensor_sha256(gradient)})
+            run.kept[f"step{run.step}/{name}"] = gradient.clone()
+    run.kept |= {f"step{run.step}/weights/{name}": whole(value).cpu().clone() for name, value in weights_of(run.model).items()}
     if run.world.rank > 0:
         run.kept.clear()
 
 
 def _evaluate(run: Training, totals: Totals) -> None:
     """Rank 0 measures a point of the quality curve; the others wait, so that no step's clock is charged for it."""
+    model = run.serving_model()
     if run.judge is not None:
-        quality = measure_quality(run.recipe, run.model, run.judge, run.device, double=run.job.precision == "float64")
+        quality = measure_quality(run.recipe, model, run.judge, run.device, double=run.job.precision == "float64")
         loss = totals.loss_sum / totals.weight
         run.parts.add_line("curve", {"step": run.step, "samples": run.position, "train_loss": loss, "quality": quality})
     meet()
@@ -144,7 +162,7 @@ def _checkpoint(run: Training) -> None:
     meet()
     step = run.step - 1
     if run.world.rank == 0:
-        state = snapshot(run.model, run.optimizer, run.schedule, step=run.step, position=run.position, seed=run.order.seed)
+        state = run.state()
         checkpoint.seal(run.folder / "checkpoints", state, before_seal=lambda: run.faults.at("seal", step))
     else:
         run.faults.at("seal", step)
@@ -154,13 +172,13 @@ def _checkpoint(run: Training) -> None:
 
 def _finish(run: Training) -> None:
     """Leave the model, the digest of the whole state and what the run cost on this rank."""
+    weights = served_weights(run.model, run.ema)
     if run.world.rank == 0:
-        save_model(run.model, run.folder / "model.safetensors")
+        save_weights(weights, run.folder / "model.safetensors")
         if run.kept:
-            (run.folder / "gradients.safetensors").write_bytes(save(run.kept))
-    state = snapshot(run.model, run.optimizer, run.schedule, step=run.step, position=run.position, seed=run.order.seed)
+            save_weights(run.kept, run.folder / "gradients.safetensors")
     run.parts.flush(run.clock.take())
-    end = {"steps": run.step, "state_sha256": state_digest(state), "peak_memory_mib": peak_memory_mib(), "t_ns": time.monotonic_ns()}
+    end = {"steps": run.step, "state_sha256": state_digest(run.state()), "peak_memory_mib": peak_memory_mib(), "t_ns": time.monotonic_ns()}
     run.parts.write("end", end)
     leave()
 

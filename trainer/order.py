@@ -98,13 +98,18 @@ class Order:
         """
         return -(-self.positions // self.global_batch_size)
 
+    @property
+    def smallest_batch(self) -> int:
+        """Samples of the smallest step: the last one."""
+        return self.positions - (self.steps - 1) * self.global_batch_size
+
     def span(self, position: int) -> range:
         """Positions of the batch that starts at `position`; batches straddle epoch borders, empty when the data is used up."""
         return range(position, max(position, min(position + self.global_batch_size, self.positions)))
 
-    def rows(self, positions: range) -> Rows:
-        """Rows at consecutive positions, in order."""
-        wanted = np.arange(positions.start, positions.stop, dtype=np.int64)
+    def rows(self, positions: range | Rows) -> Rows:
+        """Rows at any positions, in order."""
+        wanted = np.asarray(positions, dtype=np.int64)
         epochs, offsets = np.divmod(wanted, self.size)
         rows = np.empty_like(wanted)
         for epoch in np.unique(epochs):
@@ -112,12 +117,12 @@ class Order:
             rows[inside] = permute(self.seed, int(epoch), self.size, offsets[inside])
         return rows
 
-    def keys(self, positions: range, sample_ids: Rows) -> Words:
-        """Keys of the samples' own random streams at consecutive positions, of (seed, epoch, sample id) alone.
+    def keys(self, positions: range | Rows, sample_ids: Rows) -> Words:
+        """Keys of the samples' own random streams at any positions, of (seed, epoch, sample id) alone.
 
         Args: sample_ids, those of the positions' rows, (B,). Returns: (B,).
         """
-        return sample_keys(self.seed, np.arange(positions.start, positions.stop, dtype=np.int64) // self.size, sample_ids)
+        return sample_keys(self.seed, np.asarray(positions, dtype=np.int64) // self.size, sample_ids)
 
 
 def lane_span(batch: range, lane: int, lanes: int) -> range:

@@ -1,4 +1,4 @@
-"""Adding gradients over ranks: `exact` (the tree over lanes, same bits for every world size) and `fast` (torch's own DDP).
+"""Adding gradients over ranks that hold the whole model: `exact` (the tree over lanes, one result at every world size), `fast` (torch's).
 
 Both leave in every parameter's .grad the sum over the whole global batch, not yet divided by the total weight, and give that weight.
 W = ranks, V = lanes, P = gradient elements of the model, C = ceil(P / W), a chunk.
@@ -7,7 +7,8 @@ W = ranks, V = lanes, P = gradient elements of the model, C = ceil(P / W), a chu
 import functools
 import warnings
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 import torch.distributed as dist
@@ -18,16 +19,21 @@ from torch.nn.parallel import DistributedDataParallel
 
 from trainer.faults import FaultPlan
 from trainer.lanes import Node, TreeFold, aligned_subtrees, rank_lanes
+from trainer.moving import MovingBuffers
 from trainer.telemetry import StepClock
 from trainer.world import World
 from validation.errors import RankError
 
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
+if TYPE_CHECKING:
+    from trainer.feed import MicroBatch
+
+all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # renamed in torch 2.13
 
 
 # What each rank receives in a step when nothing is cut into chunks. Interleaved whole steps of `flights` (1.9 MiB at W = 8) took 1 to 7 %
 # less time at once than by chunks; at twice that size there was no difference, at three times and more chunks were faster (gloo, 2 cores).
 AT_ONCE_BYTES = 2 << 20
+SCALARS = 3  # of a lane or micro-batch: loss sum, weight, micro-batches that count
 
 
 class Totals(NamedTuple):
@@ -46,18 +52,22 @@ class Reduction(Protocol):
     def groups(self, lanes: range) -> list[range]:
         """Cut a rank's lanes into micro-batches."""
 
-    def backward(self, step: int, lane: int, loss_sum: Tensor, weight: Tensor) -> None:
-        """Take one micro-batch's loss; `lane` is its first lane."""
+    def forward(self, micro: "MicroBatch") -> AbstractContextManager[Any]:
+        """What one micro-batch's loss has to be computed in."""
+
+    def backward(self, step: int, micro: "MicroBatch", loss_sum: Tensor, weight: Tensor, scale: float) -> None:
+        """Take one micro-batch's loss; its gradient is taken `scale` times."""
 
     def finish(self, step: int) -> Totals:
         """Add over all ranks. Collective: all ranks, once a step."""
 
 
 class Flat(NamedTuple):
-    """All gradients of the model in one buffer, padded to a multiple of W, and the views on it, one a parameter."""
+    """All gradients of the model in one buffer, then its moving buffers, padded to a multiple of W; and views on it."""
 
     buffer: Tensor  # (W * C,)
-    views: tuple[Tensor, ...]
+    views: tuple[Tensor, ...]  # one a parameter
+    moved: Tensor  # the moving buffers' values
 
 
 class ExactReduction:
@@ -66,16 +76,18 @@ class ExactReduction:
     Each rank folds its lanes to its maximal aligned subtrees. `all_to_all_single` brings every node's chunk c to rank c, which finishes
     the tree on it; then the results are spread. The volume equals a ring all-reduce's when W divides V. Small gradients wait for their
     peers longer than they travel: below AT_ONCE_BYTES every rank gets all nodes in one collective and finishes the whole tree by itself.
-    Each lane's (loss sum, weight) and the step number ride along as float64, bit-cast to the gradients' type.
+    Each lane's scalars (SCALARS) and the step number ride along as float64, bit-cast to the gradients' type.
     """
 
-    def __init__(self, model: nn.Module, world: World, lanes: int, clock: StepClock, faults: FaultPlan) -> None:
+    def __init__(self, model: nn.Module, world: World, lanes: int, clock: StepClock, faults: FaultPlan, moving: MovingBuffers) -> None:
         self.module = model
+        self._moving = moving
         self._world = world
         self._clock = clock
         self._faults = faults
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._chunk = -(-sum(p.numel() for p in self._parameters) // world.world_size)
+        self._sizes = [*(p.numel() for p in self._parameters), moving.size]
+        self._chunk = -(-sum(self._sizes) // world.world_size)
         self._lanes = [rank_lanes(rank, world.world_size, lanes) for rank in range(world.world_size)]
         self._nodes = [aligned_subtrees(lanes) for lanes in self._lanes]
         self._most_nodes = max(map(len, self._nodes))
@@ -84,24 +96,42 @@ class ExactReduction:
         self._exchange = self._at_once if all_bytes <= AT_ONCE_BYTES else self._by_chunks
         self._spare: list[Flat] = []
         self._fold = TreeFold(self._add)
-        self._scalars: list[Tensor] = []  # (loss sum, weight) of each own lane, float64
+        self._scalars: list[Tensor] = []  # SCALARS of each own lane, float64
+        self._lane: Flat | None = None  # of the lane in work
         self._result: Flat | None = None  # the last step's root, in .grad until the next backward
 
     def groups(self, lanes: range) -> list[range]:
         """One micro-batch a lane."""
         return [range(lane, lane + 1) for lane in lanes]
 
-    def backward(self, step: int, lane: int, loss_sum: Tensor, weight: Tensor) -> None:  # noqa: ARG002 - the step is asked in `finish`
-        """Accumulate the lane's gradient straight into a flat buffer and fold it."""
+    def forward(self, micro: "MicroBatch") -> AbstractContextManager[Any]:  # noqa: ARG002 - the same for every micro-batch
+        """Every micro-batch sees the moving buffers of the step's beginning."""
+        self._moving.rewind()
+        return nullcontext()
+
+    def backward(self, step: int, micro: "MicroBatch", loss_sum: Tensor, weight: Tensor, scale: float) -> None:  # noqa: ARG002 - the step is asked in `finish`
+        """Accumulate the lane's gradient, part by part, straight into a flat buffer; fold it after its last part."""
+        scalars = scalars_of(micro, loss_sum, weight)
+        if self._lane is None:
+            self._lane = self._start_lane()
+            self._scalars.append(scalars)
+        else:
+            self._scalars[-1] += scalars
+        if self._moving.size and micro.counts:
+            self._lane.moved.add_(self._moving.seen())
+        counted(micro, loss_sum, scale).backward()  # type: ignore[no-untyped-call]
+        if micro.is_last:
+            self._fold.push(Node(0, micro.lane), self._lane)
+            self._lane = None
+
+    def _start_lane(self) -> Flat:
         if self._result is not None:
             self._spare.append(self._result)
             self._result = None
         flat = self._take()
         flat.buffer.zero_()
         self._attach(flat)
-        self._scalars.append(torch.stack((loss_sum.detach().double(), weight.detach().double())))
-        loss_sum.backward()  # type: ignore[no-untyped-call]
-        self._fold.push(Node(0, lane), flat)
+        return flat
 
     def finish(self, step: int) -> Totals:
         """Finish the tree over all ranks; every rank ends with the root in .grad."""
@@ -152,28 +182,27 @@ class ExactReduction:
         ):  # its all_gather is a ring: W - 1 rounds, each of which waits for the slowest process to be scheduled
             dist.all_to_all_single(gathered.view(-1), row.repeat(self._world.world_size))
         else:
-            _all_gather(gathered.view(-1), row)
+            all_gather(gathered.view(-1), row)
         return gathered
 
     def _tail(self, step: int, own: Tensor, like: Tensor) -> Tensor:
-        """The step and (loss sum, weight) of each own lane, as long as the longest of all ranks, in the type of `like`."""
-        tail = own.new_zeros(1 + 2 * max(map(len, self._lanes)))
+        """The step and SCALARS of each own lane, as long as the longest of all ranks, in the type of `like`."""
+        tail = own.new_zeros(1 + SCALARS * max(map(len, self._lanes)))
         tail[0], tail[1 : 1 + own.numel()] = step, own.reshape(-1)
         return tail.view(like.dtype)
 
     def _all_scalars(self, tails: Tensor, step: int) -> Tensor:
-        """(loss sum, weight) by lane, (V, 2), out of the ranks' tails. Raises RankError when a rank is at another step."""
+        """SCALARS by lane, (V, SCALARS), out of the ranks' tails. Raises RankError when a rank is at another step."""
         tails = tails.contiguous().view(torch.float64)
-        steps = [int(value) for value in tails[:, 0].tolist()]
-        if any(value != step for value in steps):
-            raise RankError(_out_of_step(self._world.rank, step, f"the ranks' steps are {steps} (by rank)"))
-        return torch.cat([row[1 : 1 + 2 * len(lanes)].view(-1, 2) for row, lanes in zip(tails, self._lanes, strict=True)])
+        check_steps(tails[:, 0], self._world.rank, step)
+        return torch.cat([row[1 : 1 + SCALARS * len(lanes)].view(-1, SCALARS) for row, lanes in zip(tails, self._lanes, strict=True)])
 
     def _keep(self, result: Flat, scalars: Tensor) -> Totals:
         self._result = result
         self._attach(result)
-        losses, weights = scalars.T.tolist()
-        return Totals(sum(losses), sum(weights), tuple(losses))  # in lane order: the same bits for every world size
+        totals, micro_batches = totals_of(scalars)
+        self._moving.settle(result.moved, micro_batches)
+        return totals
 
     def _add(self, left: Flat, right: Flat) -> Flat:
         left.buffer.add_(right.buffer)
@@ -189,8 +218,8 @@ class ExactReduction:
             return self._spare.pop()
         first = self._parameters[0]
         buffer = first.new_zeros(self._flat_size, requires_grad=False)
-        pieces = torch.split(buffer[: sum(p.numel() for p in self._parameters)], [p.numel() for p in self._parameters])
-        return Flat(buffer, tuple(piece.view(p.shape) for piece, p in zip(pieces, self._parameters, strict=True)))
+        *pieces, moved = torch.split(buffer[: sum(self._sizes)], self._sizes)
+        return Flat(buffer, tuple(piece.view(p.shape) for piece, p in zip(pieces, self._parameters, strict=True)), moved)
 
 
 class FastReduction:
@@ -199,14 +228,20 @@ class FastReduction:
     Its bits depend on the world size; it is judged by its error against a float64 reference. At W = 1 it is the plain module.
     """
 
-    def __init__(self, model: nn.Module, world: World, clock: StepClock, faults: FaultPlan, *, has_unused: bool) -> None:
+    def __init__(
+        self, model: nn.Module, world: World, clock: StepClock, faults: FaultPlan, moving: MovingBuffers, *, has_unused: bool
+    ) -> None:
         self._world = world
+        self._moving = moving
         self._clock = clock
         self._faults = faults
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._step = 0
+        self._last_lane = 0  # of the rank's last group: its last part sends the gradients
         self._skipping = False
-        self._scalars = torch.zeros(3, dtype=torch.float64)
+        self._scalars = torch.zeros(SCALARS + 1, dtype=torch.float64)  # and the step
+        self._moved = torch.zeros(moving.size)
+        self._fresh = True  # no micro-batch of the step yet
         self._pending: Any = None  # the scalars' all-reduce, on its way during the backward pass
         self.module = model
         if world.world_size > 1:
@@ -219,35 +254,60 @@ class FastReduction:
             self.module = wrapped
 
     def groups(self, lanes: range) -> list[range]:
-        """All lanes of the rank in one micro-batch."""
-        return [lanes]
+        """All lanes of the rank in one group; one by one where samples of a micro-batch are coupled."""
+        groups = [range(lane, lane + 1) for lane in lanes] if self._moving.size else [lanes]
+        self._last_lane = groups[-1][0]
+        return groups
 
-    def backward(self, step: int, lane: int, loss_sum: Tensor, weight: Tensor) -> None:  # noqa: ARG002 - one micro-batch, from its first lane
+    def forward(self, micro: "MicroBatch") -> AbstractContextManager[Any]:
+        """Gradients travel with the rank's last micro-batch only."""
+        self._moving.rewind()
+        return nullcontext() if self._world.world_size == 1 or self._is_last(micro) else self.module.no_sync()  # type: ignore[operator]
+
+    def _is_last(self, micro: "MicroBatch") -> bool:
+        return micro.is_last and micro.lane == self._last_lane
+
+    def backward(self, step: int, micro: "MicroBatch", loss_sum: Tensor, weight: Tensor, scale: float) -> None:
         """Backward with torch's overlapped all-reduce; the scalars' all-reduce runs beside it."""
+        if self._fresh:
+            self._begin(step)
+        self._scalars[:SCALARS] += scalars_of(micro, loss_sum, weight)
+        if self._moving.size and micro.counts:
+            self._moved += self._moving.seen()
+        loss = counted(micro, loss_sum, scale * self._world.world_size)  # DDP takes the mean; this makes it the sum
+        if self._world.world_size > 1 and self._is_last(micro):
+            self._pending = None if self._skipping else dist.all_reduce(self._scalars, async_op=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._clock.lap("collective")
+        else:
+            loss.backward()  # type: ignore[no-untyped-call]
+
+    def _begin(self, step: int) -> None:
         for parameter in self._parameters:
             parameter.grad = None
+        self._fresh = False
         self._step = step
         self._skipping = self._faults.skips(step)
-        self._scalars = torch.stack((loss_sum.detach().double(), weight.detach().double(), weight.new_tensor(step, dtype=torch.float64)))
-        if self._world.world_size == 1:
-            loss_sum.backward()  # type: ignore[no-untyped-call]
-            return
-        self._pending = None if self._skipping else dist.all_reduce(self._scalars, async_op=True)
-        (loss_sum * self._world.world_size).backward()  # type: ignore[no-untyped-call]  # DDP takes the mean; this makes it the sum
-        self._clock.lap("collective")
+        self._scalars = torch.zeros(SCALARS + 1, dtype=torch.float64, device=self._parameters[0].device)
+        self._scalars[SCALARS] = step
+        self._moved = self._parameters[0].new_zeros(self._moving.size, requires_grad=False)
 
     def finish(self, step: int) -> Totals:
         """Wait for the scalars; the gradients are summed already."""
+        self._fresh = True
         if self._world.world_size == 1:
             self._clock.arrive()
             self._faults.at("collective", step)
         if self._pending is not None:
             self._pending.wait()
+            if self._moving.size:
+                dist.all_reduce(self._moved)
         for parameter in self._parameters:
             parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        loss_sum, weight, steps = self._scalars.tolist()
+        loss_sum, weight, micro_batches, steps = self._scalars.tolist()
         if steps != step * self._world.world_size and not self._skipping:
-            raise RankError(_out_of_step(self._world.rank, step, f"the sum of all {self._world.world_size} ranks' steps is {steps:g}"))
+            raise RankError(out_of_step(self._world.rank, step, f"the sum of all {self._world.world_size} ranks' steps is {steps:g}"))
+        self._moving.settle(self._moved, micro_batches)
         return Totals(loss_sum, weight, (loss_sum,))
 
     def _hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:  # noqa: ARG002 - torch's signature
@@ -261,7 +321,33 @@ class FastReduction:
         return allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]
 
 
-def _out_of_step(rank: int, step: int, seen: str) -> str:
+def scalars_of(micro: "MicroBatch", loss_sum: Tensor, weight: Tensor) -> Tensor:
+    """SCALARS of one micro-batch, float64; zeros when its samples only stand in."""
+    three = torch.stack((loss_sum.detach().double(), weight.detach().double(), loss_sum.new_ones((), dtype=torch.float64)))
+    return three if micro.counts else torch.zeros_like(three)
+
+
+def counted(micro: "MicroBatch", loss_sum: Tensor, scale: float) -> Tensor:
+    """The loss whose gradient is taken: `scale` times, or not at all when its samples only stand in."""
+    factor = scale * micro.counts
+    return loss_sum if factor == 1.0 else loss_sum * factor
+
+
+def totals_of(scalars: Tensor) -> tuple[Totals, float]:
+    """Sums of SCALARS by lane, (V, SCALARS), in lane order (the same bits for every world size); and how many micro-batches counted."""
+    losses, weights, micro_batches = scalars.T.tolist()
+    return Totals(sum(losses), sum(weights), tuple(losses)), sum(micro_batches)
+
+
+def check_steps(steps: Tensor, rank: int, step: int) -> None:
+    """Every rank has to be at this step. Raises RankError."""
+    seen = [int(value) for value in steps.tolist()]
+    if any(value != step for value in seen):
+        raise RankError(out_of_step(rank, step, f"the ranks' steps are {seen} (by rank)"))
+
+
+def out_of_step(rank: int, step: int, seen: str) -> str:
+    """What a rank says that meets others at another step."""
     return (
         f"rank {rank} is at step {step}, but {seen}: a rank left out a collective, so gradients of different steps were about to be "
         "added. The update was not made. Look at the rank that is ahead: code that skips a step on one rank only (an empty batch, an "

@@ -1,9 +1,11 @@
 """From a job to a rank that is ready to train: process group, data, seeded model, checks, and the newest checkpoint."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -15,17 +17,20 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainer.checkpoint import load_newest
-from trainer.checks import Probed, check_loss, check_model, switch_off_dropout
+from trainer.checks import Probed, check_coupled, check_loss, check_model, check_modules, switch_off_dropout
 from trainer.config import TrainJob
 from trainer.drills import drilled
 from trainer.faults import FaultPlan, check_defect
 from trainer.feed import Feed
-from trainer.lanes import check_world_size
+from trainer.lanes import check_world_size, rank_lanes, strided_lanes
+from trainer.moving import MovingBuffers
 from trainer.order import Order
+from trainer.parallel import ShardedReduction, check_optimizer, check_sharding, local, shard
 from trainer.parts import PartWriter, part_folder
 from trainer.recipe import Recipe, SplitData, load_recipe
 from trainer.reduce import ExactReduction, FastReduction, Reduction
-from trainer.state import restore
+from trainer.scaler import LossScaler
+from trainer.state import State, restore, served_weights, snapshot, weights_of
 from trainer.telemetry import StepClock
 from trainer.world import Emit, World
 
@@ -47,6 +52,8 @@ class Training:
     optimizer: Optimizer
     schedule: LRScheduler | None
     reduction: Reduction
+    moving: MovingBuffers
+    scaler: LossScaler
     faults: FaultPlan
     clock: StepClock
     parts: PartWriter
@@ -56,11 +63,59 @@ class Training:
     refused: tuple[str, ...] = ()  # damaged checkpoints that were passed over
     judge: SplitData | None = None  # on rank 0 of a run that measures its quality
     kept: dict[str, Tensor] = field(default_factory=dict)  # gradients and weights to be left behind
+    ema: dict[str, Tensor] = field(default_factory=dict)  # averaged weights by name, empty unless the recipe asks for them
+    serving: nn.Module | None = None  # what serves, when it is not the model itself
 
     @property
     def folder(self) -> Path:
         """The run's folder."""
         return Path(self.job.folder)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """What the loss is computed in: the recipe's smaller type, but not in the float64 legs."""
+        name = self.recipe.training.autocast
+        if not name or self.job.precision == "float64":
+            return nullcontext()
+        return torch.autocast(self.device.type, getattr(torch, name))
+
+    def average(self) -> None:
+        """Move the averaged weights a little towards the new ones."""
+        decay = self.recipe.training.ema_decay
+        if decay is not None:
+            weights = weights_of(self.model)
+            torch._foreach_lerp_([local(self.ema[name]) for name in weights], [local(value) for value in weights.values()], 1.0 - decay)
+
+    def state(self) -> State:
+        """Everything that the next update depends on."""
+        extra: dict[str, Any] = {"scaler": self.scaler.state_dict()}
+        if hasattr(self.recipe, "state_dict"):
+            extra["recipe"] = self.recipe.state_dict()
+        return snapshot(
+            self.model, self.optimizer, self.schedule, step=self.step, position=self.position, seed=self.order.seed, ema=self.ema,
+            extra=extra,
+        )  # fmt: skip
+
+    def put_back(self, state: State) -> None:
+        """Go on from a state."""
+        moments = self.job.defect != "stale_moments_on_resume"
+        extra = restore(state, self.model, self.optimizer, self.schedule, ema=self.ema, moments=moments)
+        self.scaler.load_state_dict(extra["scaler"])
+        if "recipe" in extra:
+            self.recipe.load_state_dict(extra["recipe"])  # type: ignore[attr-defined]  # an optional member
+        self.moving.note_start()
+        self.step, self.position = state.step, state.position
+
+    def serving_model(self) -> nn.Module:
+        """The model with the weights that serve; on ranks that do not judge it may be any. Collective when sharded."""
+        if not self.ema and not isinstance(self.reduction, ShardedReduction):
+            return self.model
+        weights = served_weights(self.model, self.ema)
+        if self.judge is None:
+            return self.model
+        if self.serving is None:
+            self.serving = build_model(self.recipe, self.device, double=self.job.precision == "float64", dropout=False)
+        self.serving.load_state_dict(weights)
+        return self.serving
 
 
 def settle() -> None:
@@ -125,17 +180,27 @@ def prepare(job: TrainJob, world: World, emit: Emit) -> Training:
     device, double = detect_device(world), job.precision == "float64"
     train = drilled(job.drill, recipe, recipe.data("train"))
     order = Order.of(plan, len(train))
-    feed = Feed(train, order, world, plan.lanes, device, double=double, drop_lane=job.defect == "drop_lane")
+    feed = _feed(job, world, recipe, train, order, device)
     model = build_model(recipe, device, double=double, dropout=job.dropout)
+    check_modules(recipe, model)
+    probed = check_loss(recipe, model, feed.probe(PROBE_SAMPLES), dropout=job.dropout)
+    check_coupled(recipe, probed.moving, order.smallest_batch // plan.lanes // plan.accumulation)
+    if _is_sharded(job, world):
+        check_sharding(recipe, model, world)
+        shard(recipe, model, world, device)
     optimizer = recipe.optimizer(model)
     schedule = recipe.schedule(optimizer, order.steps)
     check_model(recipe, model, optimizer)
-    probed = check_loss(recipe, model, feed.probe(PROBE_SAMPLES), dropout=job.dropout)
+    if _is_sharded(job, world) and job.reduction == "exact":
+        check_optimizer(recipe, optimizer)
     clock, faults = StepClock(device), FaultPlan(job.faults, world, emit)
+    moving = MovingBuffers(model, probed.moving, local(next(p for p in model.parameters() if p.requires_grad)))
     run = Training(
         job=job, world=world, recipe=recipe, order=order, feed=feed, device=device, model=model,
         parameters={name: p for name, p in model.named_parameters() if p.requires_grad}, optimizer=optimizer, schedule=schedule,
-        reduction=_reduction(job, world, model, plan.lanes, clock, faults, probed), faults=faults, clock=clock,
+        reduction=_reduction(job, world, model, plan.lanes, clock, faults, probed, moving), moving=moving,
+        scaler=LossScaler.starting_at(None if double else plan.loss_scale), faults=faults, clock=clock,
+        ema={name: value.clone() for name, value in weights_of(model).items()} if plan.ema_decay is not None else {},
         parts=PartWriter(part_folder(Path(job.folder), world.attempt, world.rank)), steps=min(job.steps or order.steps, order.steps),
         judge=recipe.data("judge") if job.evaluate and world.rank == 0 else None,
     )  # fmt: skip
@@ -155,10 +220,29 @@ def build_model(recipe: Recipe, device: torch.device, *, double: bool, dropout: 
     return model
 
 
-def _reduction(job: TrainJob, world: World, model: nn.Module, lanes: int, clock: StepClock, faults: FaultPlan, probed: Probed) -> Reduction:
-    if job.reduction == "exact":
-        return ExactReduction(model, world, lanes, clock, faults)
-    return FastReduction(model, world, clock, faults, has_unused=probed.has_unused)
+def _is_sharded(job: TrainJob, world: World) -> bool:
+    """One rank has nothing to shard: it is the plain model, with the same bits."""
+    return job.parallel == "fsdp2" and world.world_size > 1
+
+
+def _feed(job: TrainJob, world: World, recipe: Recipe, train: SplitData, order: Order, device: torch.device) -> Feed:
+    plan = recipe.training
+    lanes_of = strided_lanes if _is_sharded(job, world) and job.reduction == "exact" else rank_lanes
+    return Feed(
+        train, order, lanes_of(world.rank, world.world_size, plan.lanes), plan.lanes, device, double=job.precision == "float64",
+        drop_lane=job.defect == "drop_lane", accumulation=plan.accumulation,
+    )  # fmt: skip
+
+
+def _reduction(
+    job: TrainJob, world: World, model: nn.Module, lanes: int, clock: StepClock, faults: FaultPlan, probed: Probed, moving: MovingBuffers
+) -> Reduction:
+    exact = job.reduction == "exact"
+    if _is_sharded(job, world):
+        return ShardedReduction(model, world, lanes, clock, faults, moving, exact=exact)
+    if exact:
+        return ExactReduction(model, world, lanes, clock, faults, moving)
+    return FastReduction(model, world, clock, faults, moving, has_unused=probed.has_unused)
 
 
 def _resume(run: Training) -> None:
@@ -166,7 +250,6 @@ def _resume(run: Training) -> None:
     state, run.refused = load_newest(run.folder / "checkpoints")
     if state is None:
         return
-    restore(state, run.model, run.optimizer, run.schedule, moments=run.job.defect != "stale_moments_on_resume")
-    run.step, run.position = state.step, state.position
+    run.put_back(state)
     if run.job.defect == "repeat_batch_on_resume":
         run.position -= run.order.global_batch_size
