@@ -1,13 +1,16 @@
 """Forked processes under a leader: their words, their deaths, and an end that leaves nobody behind. Linux only; torch-free."""
 
+import contextlib
 import ctypes
 import faulthandler
 import os
 import pickle
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +20,7 @@ from trainer.world import Event
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 LOG_TAIL_LINES = 20
+KEPT = {"step": 2, "sealed": 1, "unsaved": 1}  # events of one name that a leader remembers: the first ones and the last
 
 Say = Callable[[Any], None]
 
@@ -52,6 +56,61 @@ def _children() -> set[int]:
     return {int(word) for word in Path(f"/proc/self/task/{pid}/children").read_text().split()}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pid:
+    """A process that cannot be mistaken for a later one with the same number."""
+
+    pid: int
+    started: int  # clock ticks after boot
+
+
+def pid_of(pid: int) -> Pid:
+    """Who has this number now. Raises FileNotFoundError or ProcessLookupError when nobody has."""
+    return Pid(pid=pid, started=int(_stat(pid)[19]))
+
+
+def state_of(pid: int) -> str:
+    """A process's state as the kernel's letter: R, S, D, T (stopped by a signal), Z, ...; "" when it is gone."""
+    try:
+        return _stat(pid)[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+
+
+def _stat(pid: int) -> list[str]:
+    """Fields of /proc/PID/stat from the third on: the second, a name, may hold spaces."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def wait_gone(processes: Iterable[Pid], seconds: float, *, kill: bool) -> list[Pid]:
+    """Wait until these processes, of whatever parent, have ended with all their threads; returns those that have not in time.
+
+    Args: kill ends with SIGKILL what half of the time has not ended.
+    """
+    left = list(processes)
+    for share, is_last in ((0.5, False), (0.5, True)):
+        until = time.monotonic() + share * seconds
+        left = [process for process in left if not _is_gone(process, until)]
+        if kill and not is_last:
+            for process in left:
+                with contextlib.suppress(ProcessLookupError):  # just now
+                    os.kill(process.pid, signal.SIGKILL)
+    return left
+
+
+def _is_gone(process: Pid, until: float) -> bool:
+    try:
+        handle = os.pidfd_open(process.pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return pid_of(process.pid) != process or is_readable(handle, until - time.monotonic())
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    finally:
+        os.close(handle)
+
+
 class Child:
     """One forked process as its leader sees it."""
 
@@ -61,11 +120,12 @@ class Child:
         self.inbox = inbox
         self.log = log
         self.pidfd = os.pidfd_open(pid)
-        self.events: list[Event] = []  # of updates in a row only the first and the last: a run may have millions
+        self.events: list[Event] = []  # of updates only the first and the last, see KEPT: a run may have millions
         self.result: Result | None = None
         self.failure: Failure | None = None
         self.status: int | None = None  # wait status, once reaped
-        self.over = False  # it returned, raised or died: there is nothing more to wait for
+        self.stopped = False  # by a signal, and it did not go on
+        self.over = False  # it returned, raised, died or was stopped: there is nothing more to wait for
 
     def listen(self) -> list[Event]:
         """Take what it said since the last time. A closed pipe or a dead process without a result is a death."""
@@ -83,8 +143,9 @@ class Child:
         return fresh
 
     def _keep(self, event: Event) -> None:
-        if [event.name, *(kept.name for kept in self.events[-2:])] == ["step"] * 3:
-            self.events.pop()
+        same = [at for at, kept in enumerate(self.events) if kept.name == event.name]
+        if len(same) == KEPT.get(event.name):
+            del self.events[same[-1]]
         self.events.append(event)
 
     @property
@@ -92,7 +153,9 @@ class Child:
         return self.over and self.result is None
 
     def describe_end(self) -> str:
-        """How it ended: what it raised, or once it is reaped, which signal killed it or its exit code."""
+        """How it ended: stopped, what it raised, or once it is reaped, which signal killed it or its exit code."""
+        if self.stopped:
+            return "was stopped by a signal and did not go on"
         if self.failure is not None:
             kind = f"{self.failure.kind}: " if self.failure.kind else ""
             return f"raised {kind}{self.failure.text}"

@@ -33,6 +33,8 @@ class Death:
     died_ns: int
     noticed_ns: int
     reaped_ns: int
+    reached: int = 0  # updates done when it ended, as far as its leader heard
+    what: str = ""  # who ended, how, where
 
 
 def echo(end: End) -> int:
@@ -66,6 +68,15 @@ def deadly(events: Sequence[Event]) -> list[Event]:
     return [event for event in events if event.name == "fault" and not fault_text(event).startswith("delay")]
 
 
+def fruitless(deaths: Sequence[Death]) -> int:
+    """How many attempts in a row, up to the last one, ended without an update beyond the best one so far."""
+    best = count = 0
+    for death in deaths:
+        count = 0 if death.reached > best else count + 1
+        best = max(best, death.reached)
+    return count
+
+
 def fault_text(event: Event) -> str:
     """A "fault" event's fault in its text form."""
     return str(event.fields["fault"])
@@ -75,7 +86,7 @@ def recoveries(deaths: Sequence[Death], events: Sequence[Event], world_sizes: Se
     """One Recovery for each death, closed by the first later attempt in which every rank made an update or finished.
 
     Args: events of all attempts, any order; world_sizes by attempt. An attempt that died before its first update closes nothing: its
-    time counts as rendezvous of the death before it, since the way back was not over. A death without a way back has no Recovery.
+    time counts as import of the death before it, since the way back was not over. A death without a way back has no Recovery.
     """
     found = []
     for death in deaths:

@@ -4,12 +4,14 @@ import socket
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from trainer.children import Child, Say, fork_child, kill_children, tail
-from trainer.deaths import Death, End, culprit, deadly, echo, fault_text, is_input_error, planned_fault, recoveries
-from trainer.watch import is_writable, run_alone, wait_for
-from trainer.whereabouts import whereabouts
+from trainer import history
+from trainer.children import Child, Say, fork_child, kill_children, pid_of, tail
+from trainer.deaths import Death, End, culprit, deadly, echo, fault_text, fruitless, is_input_error, planned_fault, recoveries
+from trainer.watch import StopWatch, is_writable, run_alone, wait_for
+from trainer.whereabouts import last_event, whereabouts
 from trainer.wires import Failure, GroupRequest, Result, frame, load_target
 from trainer.world import Event, Progress, World
 from validation.errors import RankError
@@ -18,41 +20,63 @@ ECHO_GRACE_S = 0.05  # a rank that failed through a peer may be heard before the
 COLLECT_S = 60.0  # at least this long for the tables, however late the ranks came in
 PROGRESS_NS = 100_000_000  # between two words of progress to the flow process
 THROUGHPUT_NS = 2_000_000_000  # window of the throughput in progress
+STEP_NOTE_NS = 5_000_000_000  # between two updates in the history: what a new leader does not know of, it takes for not done
+CRASH_LOOP = 3  # attempts in a row without a new update: one may be bad luck, two a slow peer of the first; three are the same place
+UNSAVED_KEPT = 100  # checkpoints that could not be written, by name; a disk that stays full may refuse any number
+MILESTONES = ("imported", "joined", "loaded", "sealed", "unsaved", "finished")  # what recoveries are measured between, and what is safe
 
 
 class Group:
-    """One job from its first fork to its RunRecord."""
+    """One job from its first fork to its RunRecord; a new leader goes on from the history that stands in the folder."""
 
     def __init__(self, request: GroupRequest, link: socket.socket) -> None:
         self.request = request
         self.job = request.job
         self.link = link
-        self.until_ns = time.monotonic_ns() + int(self.job.deadline_s * 1e9)
         self.folder = Path(self.job.folder).absolute()
-        self.events: list[Event] = []  # of all attempts that are over
-        self.deaths: list[Death] = []
+        past = history.past_of(self.folder, request.asked_ns, request.lost)
+        self.first = past.first_attempt
+        self.world_sizes = list(past.world_sizes)  # of every attempt that stands in the folder
+        self.events = list(past.events)  # of this call's attempts that are over
+        self.deaths = list(past.deaths)
+        self.until_ns = (past.begun_ns or time.monotonic_ns()) + int(self.job.deadline_s * 1e9)
         self.steps = self.job.steps  # updates in all; a job without a limit learns it from its ranks
+        self.sealed = 0  # the newest checkpoint that stands, in updates
+        self.unsaved: dict[int, str] = {}  # step -> why its checkpoint does not stand
+        for event in past.events:
+            self._take_in(event)
         self.meter = Meter()
+        self.stops = StopWatch()
+        self.stepped: set[int] = set()  # ranks whose first update of this attempt is in the history
+        self.noted_ns = 0  # when an update was last written into the history
 
     def run(self) -> Result | Failure:
         """Train, restart as often as the job allows, and collect. Raises RankError when the deadline passed."""
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
-        attempt = 0
-        while failure := self._attempt(attempt):
-            if attempt == self.job.max_restarts or is_input_error(failure):
+        for left in self.folder.glob("rendezvous-*"):  # by a leader that was killed
+            left.unlink()
+        if fruitless(self.deaths) >= CRASH_LOOP:  # a new leader: its predecessors' ends count
+            return self._crash_loop("")
+        while failure := self._attempt(len(self.world_sizes)):
+            if len(self.deaths) > self.job.max_restarts or is_input_error(failure):
                 return failure
-            attempt += 1
-        return self._collect(attempts=attempt + 1)
+            if fruitless(self.deaths) >= CRASH_LOOP:
+                return self._crash_loop(failure.text)
+        return self._collect()
 
     def _attempt(self, attempt: int) -> Failure | None:
         """Run one attempt to its end; None when every rank returned."""
+        world_size = self.job.world_size_of(attempt - self.first)
         rendezvous = self.folder / f"rendezvous-{attempt}"
-        rendezvous.unlink(missing_ok=True)  # a store that an earlier run left would answer for ranks that are long gone
         ranks: list[Child] = []
-        self.meter = Meter()
+        self.world_sizes.append(world_size)
+        self._note("attempt", attempt=attempt, world_size=world_size, call=self.request.asked_ns, t_ns=time.monotonic_ns())
+        self.meter, self.stops = Meter(), StopWatch()
+        self.stepped.clear()
         try:
-            for rank in range(self.job.world_size_of(attempt)):
-                ranks.append(self._fork(World(rank=rank, world_size=self.job.world_size_of(attempt), attempt=attempt), rendezvous, ranks))
+            for rank in range(world_size):
+                world = World(rank=rank, world_size=world_size, attempt=attempt, first_attempt=self.first)
+                ranks.append(self._fork(world, rendezvous, ranks))
             while not all(child.result for child in ranks):
                 self._hear(ranks, attempt)
                 if any(child.failed for child in ranks):
@@ -70,30 +94,62 @@ class Group:
 
         def work(say: Say) -> None:
             def emit(event: str, **fields: object) -> None:
-                say(Event(name=event, rank=world.rank, attempt=world.attempt, t_ns=time.monotonic_ns(), fields=dict(fields)))
+                made = Event(name=event, rank=world.rank, attempt=world.attempt, t_ns=time.monotonic_ns(), fields=dict(fields))
+                if event == "fault":  # before the leader is told: it may be about to die of it
+                    history.note_event(self.folder, made)
+                say(made)
 
             load_target(entry)(job, world, str(rendezvous), emit)
 
         log = self.folder / "logs" / f"attempt-{world.attempt}-rank-{world.rank}.log"
         inherited = [self.link.fileno(), *(fd for child in elder for fd in (child.pidfd, child.inbox.fd))]
-        return fork_child(world.rank, work, log=log, inherited=inherited)
+        child = fork_child(world.rank, work, log=log, inherited=inherited)
+        self._note("rank", attempt=world.attempt, rank=world.rank, **asdict(pid_of(child.pid)))
+        return child
+
+    def _note(self, kind: str, **fields: object) -> None:
+        history.note(self.folder, kind, **fields)
 
     def _hear(self, ranks: Sequence[Child], attempt: int) -> None:
-        """Wait until something happens and take in what it is. Raises RankError when the deadline passed."""
-        if not wait_for(ranks, self.link, self.until_ns):
+        """Wait until something happens, or until it is time to look at the ranks, and take in what it is.
+
+        Raises: RankError when the deadline passed.
+        """
+        if not wait_for(ranks, self.link, min(self.until_ns, self.stops.next_ns)) and time.monotonic_ns() >= self.until_ns:
             raise RankError(
                 f"the group of {len(ranks)} ranks passed its deadline of {self.job.deadline_s:g} s {_progress_so_far(ranks, attempt)}: "
                 f"{whereabouts(ranks)}. Every rank was killed. Look first at a rank that is not waiting for the others, in "
                 f"{self.folder / 'logs'}; if the run is merely long, raise deadline_s."
             )
         self._listen(ranks)
+        self.stops.look(ranks)
 
     def _listen(self, ranks: Sequence[Child]) -> None:
         for child in ranks:
             for event in child.listen():
-                self.steps = event.fields.get("steps", self.steps)
+                self._take_in(event)
+                self._keep(event)
                 if event.rank == 0 and event.name == "step":
                     self._tell(event)
+
+    def _take_in(self, event: Event) -> None:
+        """Learn how far the run is and what is safe."""
+        self.steps = event.fields.get("steps", self.steps)
+        if event.name == "sealed":
+            self.sealed = max(self.sealed, int(event.fields["step"]))
+        elif event.name == "unsaved" and len(self.unsaved) < UNSAVED_KEPT:
+            self.unsaved[int(event.fields["step"])] = str(event.fields["reason"])
+
+    def _keep(self, event: Event) -> None:
+        """Write milestones into the history; of updates each rank's first, and then one now and then."""
+        if event.name == "step":
+            if event.rank in self.stepped and event.t_ns - self.noted_ns < STEP_NOTE_NS:
+                return
+            self.stepped.add(event.rank)
+            self.noted_ns = event.t_ns
+        elif event.name not in MILESTONES:
+            return
+        history.note_event(self.folder, event)
 
     def _tell(self, event: Event) -> None:
         """Forward progress, unless the flow process is slow to listen: then this word is dropped, and the ranks do not wait."""
@@ -115,18 +171,21 @@ class Group:
         self._listen(ranks)
         planned = planned_fault(end, sorted(deadly([event for child in ranks for event in child.events]), key=lambda event: event.t_ns))
         what = ranks[end.rank].describe_end()
-        self.deaths.append(
-            Death(
-                fault=fault_text(planned) if planned else f"unplanned: rank {end.rank} {what.splitlines()[0]}",
-                attempt=attempt,
-                world_size=len(ranks),
-                died_ns=planned.t_ns if planned else noticed_ns,
-                noticed_ns=noticed_ns,
-                reaped_ns=reaped_ns,
-            )
+        so_far = _progress_so_far(ranks, attempt)
+        death = Death(
+            fault=fault_text(planned) if planned else f"unplanned: rank {end.rank} {what.splitlines()[0]}",
+            attempt=attempt,
+            world_size=len(ranks),
+            died_ns=planned.t_ns if planned else noticed_ns,
+            noticed_ns=noticed_ns,
+            reaped_ns=reaped_ns,
+            reached=_reached(ranks),
+            what=f"rank {end.rank} of {len(ranks)} {what.splitlines()[0]} {so_far} ({last_event(ranks[end.rank])})",
         )
+        self.deaths.append(death)
+        self._note("death", **asdict(death))
         remark = f" Planned fault: {fault_text(planned)}." if planned else ""
-        return self._failure(ranks, end, f"{what} {_progress_so_far(ranks, attempt)}.{stuck}{remark}")
+        return self._failure(ranks, end, f"{what} {so_far}.{stuck}{remark}")
 
     def _await_cause(self, ranks: Sequence[Child]) -> str:
         """Give a cause that is slower than its echoes a moment to be heard; then say where the ranks are that did not fail."""
@@ -148,18 +207,33 @@ class Group:
             f"and every other rank was killed. Read {child.log}, then mend the cause or allow more restarts.\n{trace}".rstrip(),
         )
 
-    def _collect(self, attempts: int) -> Result | Failure:
-        world_sizes = tuple(self.job.world_size_of(attempt) for attempt in range(attempts))
+    def _crash_loop(self, last_words: str) -> Failure:
+        """Why the run is over although restarts may be left. Args: last_words, of the last failure, with its trace."""
+        last = self.deaths[-1]
+        best = max(death.reached for death in self.deaths)
+        left = self.job.max_restarts - len(self.deaths) + 1
+        ends = "; ".join(dict.fromkeys(death.what for death in self.deaths[-CRASH_LOOP:]))
+        words = (
+            f"crash loop: {CRASH_LOOP} attempts in a row ended without an update beyond step {best}, the last one in attempt "
+            f"{last.attempt}: {ends}. Starting again would end at the same place, so the run was stopped with {left} of "
+            f"{self.job.max_restarts} restarts left; checkpoint {self.sealed or 'none'} is the newest that was sealed. Read the logs in "
+            f"{self.folder / 'logs'}, mend the cause, then start the run on the same folder: it goes on from that checkpoint.\n{last_words}"
+        )
+        return Failure(kind="RankError", text=words.rstrip())
+
+    def _collect(self) -> Result | Failure:
+        world_sizes = tuple(self.world_sizes)
         fired = dict.fromkeys(fault_text(event) for event in self.events if event.name == "fault")
 
         def work(_: Say) -> object:
             return load_target(self.request.collect)(
                 self.job,
-                attempts=attempts,
+                attempts=len(world_sizes),
                 recoveries=recoveries(self.deaths, self.events, world_sizes),
                 faults_fired=tuple(fired),
                 seconds=(time.monotonic_ns() - self.request.asked_ns) / 1e9,
                 world_sizes=world_sizes,
+                unsaved=tuple(f"step {step}: {reason}" for step, reason in sorted(self.unsaved.items())),
             )
 
         until_ns = max(self.until_ns, time.monotonic_ns() + int(COLLECT_S * 1e9))
@@ -203,5 +277,10 @@ def _ends(ranks: Sequence[Child]) -> list[End]:
 
 def _progress_so_far(ranks: Sequence[Child], attempt: int) -> str:
     """Where an attempt is, by the last update that any of its ranks reported."""
-    steps = [int(event.fields["step"]) for child in ranks for event in child.events if event.name == "step"]
-    return f"after step {max(steps)} in attempt {attempt}" if steps else f"before its first step in attempt {attempt}"
+    reached = _reached(ranks)
+    return f"after step {reached} in attempt {attempt}" if reached else f"before its first step in attempt {attempt}"
+
+
+def _reached(ranks: Sequence[Child]) -> int:
+    """Updates done, as far as any rank of the attempt told; 0 before its first."""
+    return max((int(event.fields["step"]) for child in ranks for event in child.events if event.name == "step"), default=0)

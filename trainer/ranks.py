@@ -21,12 +21,29 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from trainer import history
+from trainer.children import wait_gone
 from trainer.config import TrainJob
-from trainer.wires import WARM_ENVIRON, CallRequest, Failure, GroupRequest, Inbox, Result, Started, Surroundings, frame, is_readable, raised
+from trainer.wires import (
+    WARM_ENVIRON,
+    CallRequest,
+    Failure,
+    GroupRequest,
+    Inbox,
+    Loss,
+    Result,
+    Started,
+    Surroundings,
+    frame,
+    is_readable,
+    raised,
+)
 from trainer.world import Progress
-from validation.errors import RankError
+from validation.errors import ConfigError, RankError
 from validation.records import RunRecord
 
 START_S = 300.0  # a cold import of torch on a busy machine takes half a minute
@@ -54,13 +71,47 @@ def run_group(
 ) -> RunRecord:
     """Run a job's ranks to their end, with the restarts it allows, and return what the run left; blocks.
 
+    A folder in which attempts stand goes on after them: the next one has the next number, and starts from the newest sealed checkpoint.
+    The job's planned faults, world sizes and restarts count from this call's first attempt. A leader or warm server that is killed costs
+    a restart like a rank: nothing of its group is alive when the next one starts.
+
     Args: on_progress is called in this thread, at most ten times a second; what it raises ends the group and comes out here.
-    Raises: RankError when the restarts are spent or the deadline passed, naming rank, step, exit and log. An error of the
-    validation.errors tree that a rank raised comes back as itself; an InputError among them is not tried again.
+    Raises: RankError when the restarts are spent, CRASH_LOOP attempts in a row came no further, or the deadline passed, naming rank,
+    step, exit and log. An error of the validation.errors tree that a rank raised comes back as itself; an InputError among them is not
+    tried again. ConfigError when another run is alive in the folder.
     """
+    _check_alone(job)
     request = GroupRequest(job=job, entry=_entry, collect=_collect, asked_ns=time.monotonic_ns())
-    record: RunRecord = _ask(request, deadline_s=job.deadline_s, on_progress=on_progress)
-    return record
+    while True:
+        try:
+            record: RunRecord = _ask(request, deadline_s=job.deadline_s, on_progress=on_progress)
+        except _LostError as error:
+            request = _after_loss(request, error)
+        else:
+            return record
+
+
+def _check_alone(job: TrainJob) -> None:
+    """What an earlier call left behind is dying or a run of its own."""
+    if alive := wait_gone(history.ranks_of(history.read_lines(Path(job.folder))), END_S, kill=False):
+        raise ConfigError(
+            f"a run is alive in {job.folder} (process {alive[0].pid}, and {len(alive) - 1} more). Two runs would write over each other's "
+            "checkpoints, so nothing was started. Wait for its end, or train in another folder."
+        )
+
+
+def _after_loss(request: GroupRequest, error: "_LostError") -> GroupRequest:
+    """The request for the next leader, once nothing of the lost one's group is alive. Raises RankError when the restarts are spent."""
+    lines = history.read_lines(Path(request.job.folder))
+    if alive := wait_gone(history.ranks_of(lines), 2 * END_S, kill=True):
+        raise RankError(
+            f"{error} Its rank process {alive[0].pid} survived SIGKILL for {END_S:g} s, so no other group may start beside it. "
+            "Look for a hung disk or driver (state D in ps), and start again once it is gone."
+        ) from None
+    lost = (*request.lost, Loss(noticed_ns=error.noticed_ns, gone_ns=time.monotonic_ns()))
+    if len(history.deaths_of(lines, request.asked_ns)) + len(lost) > request.job.max_restarts:
+        raise error
+    return replace(request, lost=lost)
 
 
 def call(target: str, *args: Any, deadline_s: float, **kwargs: Any) -> Any:
@@ -82,6 +133,14 @@ def shut_down() -> None:
         server.end()
 
 
+class _LostError(RankError):
+    """A leader went away without a word, and nobody here had asked it to."""
+
+    def __init__(self, message: str, noticed_ns: int) -> None:
+        super().__init__(message)
+        self.noticed_ns = noticed_ns
+
+
 class _Server:
     """The warm server as its flow process sees it."""
 
@@ -92,6 +151,7 @@ class _Server:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._launched = threading.Event()
+        self.dismissed = False  # ended on purpose
         # The kernel takes the death of the starting *thread* for the parent's, so one that lives as long as this process starts it.
         self._keeper = threading.Thread(target=self._keep, name="warm-server", daemon=True)
         self._keeper.start()
@@ -116,7 +176,8 @@ class _Server:
 
     @property
     def lives(self) -> bool:
-        return self._keeper.is_alive()
+        hung_up = is_readable(self._control.fileno(), 0)  # it never speaks there; seen at once, its end only when it is reaped
+        return self._keeper.is_alive() and not hung_up
 
     def hand(self, link: socket.socket) -> None:
         """Give the server one end of a request's link."""
@@ -130,6 +191,7 @@ class _Server:
 
     def end(self) -> None:
         """Have it end its groups and itself; also in the middle of its imports."""
+        self.dismissed = True
         if self._process is not None:
             self._process.terminate()
             self._keeper.join(END_S)
@@ -194,7 +256,8 @@ def _wait(
                     cleanup.callback(_see_off, link, os.pidfd_open(message.pid))
             elif on_progress is not None:
                 on_progress(message)
-    raise RankError(_silence(server, "went away without a word"))
+    words = _silence(server, "went away without a word")
+    raise RankError(words) if server.dismissed else _LostError(words, time.monotonic_ns())
 
 
 def _see_off(link: socket.socket, leader: int) -> None:

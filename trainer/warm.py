@@ -76,7 +76,7 @@ def _fork_on_request(control: socket.socket, leaders: dict[int, int], when_idle:
         if not heard:
             _import(when_idle.pop(0))
             gc.freeze()
-        for fd, _ in heard:
+        for fd, _ in sorted(heard, key=lambda found: found[0] not in leaders):  # what a dead leader left ends before the next one starts
             if fd in leaders:
                 poller.unregister(fd)
                 _bury(leaders, fd)

@@ -7,10 +7,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from trainer.children import Child, Say, fork_child, kill_children, tail
+from trainer.children import Child, Say, fork_child, kill_children, state_of, tail
 from trainer.whereabouts import places
 from trainer.wires import Failure, Result
 from validation.errors import RankError
+
+# A signal that stops a process for a snapshot or a look inside continues it within a second (job control, cgroup freezers, gcore of a
+# small process); a peer sees nothing but a slow collective until its time-out. 1.5 s and two looks are 2 s at most.
+STOPPED_S = 1.5
+LOOK_S = 0.25  # between two looks: one read of /proc a rank
 
 
 def wait_for(children: Sequence[Child], link: socket.socket, until_ns: int) -> bool:
@@ -29,6 +34,26 @@ def wait_for(children: Sequence[Child], link: socket.socket, until_ns: int) -> b
     if link.fileno() in ready:
         raise EOFError("the flow process hung up")
     return bool(ready)
+
+
+class StopWatch:
+    """Notices children that a signal has stopped (state T) and that do not go on; to be asked again and again."""
+
+    def __init__(self) -> None:
+        self.next_ns = time.monotonic_ns() + int(LOOK_S * 1e9)  # when the next look is due
+        self._since_ns: dict[int, int] = {}  # rank -> when it was first seen stopped
+
+    def look(self, children: Sequence[Child]) -> None:
+        """Mark as over whoever was found stopped at every look for STOPPED_S; costs nothing before the next look is due."""
+        now_ns = time.monotonic_ns()
+        if now_ns < self.next_ns:
+            return
+        self.next_ns = now_ns + int(LOOK_S * 1e9)
+        stopped = {child.rank: child for child in children if not child.over and state_of(child.pid) == "T"}
+        self._since_ns = {rank: self._since_ns.get(rank, now_ns) for rank in stopped}
+        for rank, since_ns in self._since_ns.items():
+            if now_ns - since_ns >= STOPPED_S * 1e9:
+                stopped[rank].stopped = stopped[rank].over = True
 
 
 def is_writable(link: socket.socket) -> bool:

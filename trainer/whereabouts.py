@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from trainer.children import Child
+from trainer.children import Child, state_of
 
 ANSWER_S = 0.3  # a dump takes milliseconds; a stopped process never answers
 POLL_S = 0.01
@@ -20,7 +20,7 @@ def whereabouts(children: Sequence[Child]) -> str:
     """Say for each rank its last event and the line it is at, equal ones together. The ranks have to be alive."""
     found: dict[str, list[int]] = {}
     for child, place in zip(children, places(children), strict=True):
-        found.setdefault(f"({_last_event(child)}) {place}", []).append(child.rank)
+        found.setdefault(f"({last_event(child)}) {place}", []).append(child.rank)
     return "; ".join(f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))} {place}" for place, ranks in found.items())
 
 
@@ -41,7 +41,8 @@ def _said_since(child: Child, size: int) -> str:
     return child.log.read_bytes()[size:].decode(errors="replace") if child.log.exists() else ""
 
 
-def _last_event(child: Child) -> str:
+def last_event(child: Child) -> str:
+    """What a child said last, in words."""
     if not child.events:
         return "no event yet"
     last = child.events[-1]
@@ -50,7 +51,7 @@ def _last_event(child: Child) -> str:
 
 
 def _place(child: Child, stack: str) -> str:
-    if _is_stopped(child.pid):
+    if state_of(child.pid) in ("T", "t"):
         return "stopped by a signal"
     frames = [found.groupdict() for found in _FRAME.finditer(stack)]
     if not frames:
@@ -64,7 +65,3 @@ def _place(child: Child, stack: str) -> str:
 
 def _is_library(path: str) -> bool:
     return "/torch/" in path or (path.startswith(_STDLIB) and "site-packages" not in path)
-
-
-def _is_stopped(pid: int) -> bool:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in ("T", "t")

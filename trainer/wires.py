@@ -37,13 +37,22 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A leader that went away without a word; monotonic ns."""
+
+    noticed_ns: int
+    gone_ns: int  # from then on nothing of its group was alive
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRequest:
-    """Run a rank group."""
+    """Run a rank group, or go on with it."""
 
     job: TrainJob
     entry: str  # "module:function" called as function(job, world, rendezvous, emit) in every rank
     collect: str  # "module:function" that makes the RunRecord
-    asked_ns: int  # monotonic
+    asked_ns: int  # monotonic; also the name of this run_group call in the folder's history
+    lost: tuple[Loss, ...] = ()  # the leaders that this call had before
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,6 +38,7 @@ def keep(
     faults_fired: tuple[str, ...],
     seconds: float,
     world_sizes: tuple[int, ...],
+    unsaved: tuple[str, ...],
 ) -> RunRecord:
     """A RunRecord of what the leader reports; the ranks' sums stand where their states would."""
     sums = tuple(path.read_text() for path in sorted(Path(job.folder).glob("sum-*")))
@@ -46,6 +47,7 @@ def keep(
         steps=job.steps or 0, state_sha256="", state_sha256_by_rank=sums, ledger_sha256="", throughput_sps=1.0, seconds=seconds,
         worker_seconds=seconds * world_sizes[0], attempts=attempts, faults_fired=faults_fired, recoveries=recoveries,
         peak_memory_mib=1.0, machine=Machine(device="cpu", devices=1, memory_gib=1.0, system="", python="", torch=""),
+        unsaved=unsaved,
     )  # fmt: skip
 
 
@@ -54,6 +56,7 @@ def train(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> None:
     import torch
     import torch.distributed as dist
 
+    emit("imported")
     store = dist.FileStore(rendezvous, world.world_size)
     dist.init_process_group("gloo", store=store, rank=world.rank, world_size=world.world_size, timeout=timedelta(seconds=job.stall_s))
     emit("joined")

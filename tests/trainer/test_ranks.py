@@ -79,11 +79,11 @@ def test_ranks_write_to_their_logs(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
-def test_nothing_but_logs_is_added_to_the_folder(tmp_path):
+def test_nothing_but_logs_and_history_is_added_to_the_folder(tmp_path):
     """The rendezvous file of an attempt is gone when the run is over."""
     run("train", job(tmp_path))
 
-    assert {path.name for path in tmp_path.iterdir()} == {"logs", "saved", "sum-0", "sum-1"}
+    assert {path.name for path in tmp_path.iterdir()} == {"group.jsonl", "logs", "saved", "sum-0", "sum-1"}
 
 
 def test_two_groups_at_once(tmp_path):

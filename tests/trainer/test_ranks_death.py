@@ -57,7 +57,7 @@ def test_death_before_the_first_step_of_a_restart_keeps_both_recoveries(tmp_path
 
     first, second = record.recoveries
     assert record.attempts == 3
-    assert first.rendezvous_s > second.total_s
+    assert first.import_s > second.total_s
     assert sum(segments(first)) == pytest.approx(first.total_s, abs=1e-6)
 
 
@@ -262,7 +262,7 @@ def death(*, attempt: int = 0, at_s: float = 10.0) -> Death:
 
 def way_back(attempt: int, *ranks: int, start_s: float) -> list[Event]:
     """Each rank joins, loads and makes its first update; rank r is r seconds late."""
-    names = (("joined", 1), ("loaded", 3), ("step", 6))
+    names = (("imported", 0.5), ("joined", 1), ("loaded", 3), ("step", 6))
     return [event(name, rank=rank, attempt=attempt, at_s=start_s + after + rank, step=4) for rank in ranks for name, after in names]
 
 
@@ -270,7 +270,7 @@ def test_segments_end_with_the_last_rank():
     """Each part of a recovery ends when the slowest rank is through with it."""
     [found] = recoveries([death(at_s=10)], way_back(1, 0, 1, start_s=12), (2, 2))
 
-    assert segments(found) == [1, 1, 2, 2, 3]
+    assert segments(found) == [1, 1, 1.5, 0.5, 2, 3]
     assert (found.total_s, found.resumed_from_step) == (9, 4)
 
 
@@ -278,7 +278,7 @@ def test_finished_rank_without_an_update_is_back():
     """A death after the last update leaves none to make: the way back ends when every rank has finished."""
     events = [event(name, rank=0, attempt=1, at_s=at_s) for name, at_s in (("joined", 13), ("loaded", 14), ("finished", 15))]
 
-    assert segments(recoveries([death(at_s=10)], events, (1, 1))[0]) == [1, 1, 1, 1, 1]
+    assert segments(recoveries([death(at_s=10)], events, (1, 1))[0]) == [1, 1, 0, 1, 1, 1]
 
 
 def test_death_without_a_way_back_has_no_recovery():

@@ -1,0 +1,136 @@
+"""The history of a run's folder, group.jsonl: what a leader knows, on disk as it happens, so that the next one goes on. Torch-free.
+
+Append-only, one JSON line each, `kind` first in meaning:
+
+    attempt  attempt, world_size, call (the run_group call it belongs to), t_ns       written before its ranks are forked
+    rank     attempt, rank, pid, started                                              a forked rank, so that its end can be verified
+    event    attempt, rank, name, t_ns, fields                                        milestones; a "fault" by the rank that announces it
+    death    the fields of trainer.deaths.Death                                       the end of an attempt before its time
+
+Attempts are numbered through the folder's whole life. Deaths, events and faults count within one call of run_group only: between calls
+nobody was waiting, and the machine may have been started anew.
+"""
+
+import contextlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.children import Pid
+from trainer.deaths import Death, fault_text
+from trainer.wires import Loss
+from trainer.world import Event
+from validation.canonical import canonical_json
+
+FILE = "group.jsonl"
+LEADER_LOST = "unplanned: the leader was lost"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Past:
+    """What was before a leader started."""
+
+    world_sizes: tuple[int, ...]  # of every attempt that stands in the folder; 0 where an attempt left no rank
+    first_attempt: int  # of this call
+    begun_ns: int | None  # when this call's first attempt started, monotonic; None before it
+    events: tuple[Event, ...]  # of this call
+    deaths: tuple[Death, ...]  # of this call, lost leaders included, in order
+
+
+def note(folder: Path, kind: str, **fields: Any) -> None:
+    """Append one line. A line that the disk refuses is lost: the group goes on, and only a new leader would miss it."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder / FILE, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            os.write(fd, b"\n" * _is_torn(folder / FILE) + canonical_json({"kind": kind, **fields}) + b"\n")
+        finally:
+            os.close(fd)
+
+
+def note_event(folder: Path, event: Event) -> None:
+    """Append an event."""
+    note(folder, "event", **asdict(event))
+
+
+def read_lines(folder: Path) -> list[dict[str, Any]]:
+    """Every whole line, oldest first; a torn one is left out."""
+    path = folder / FILE
+    found = []
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with contextlib.suppress(ValueError):
+            found.append(json.loads(line))
+    return found
+
+
+def ranks_of(lines: Sequence[Mapping[str, Any]]) -> list[Pid]:
+    """The rank processes of the newest attempt; older ones were gone before it started."""
+    numbered = [line for line in lines if line["kind"] == "rank"]
+    newest = max((line["attempt"] for line in numbered), default=0)
+    return [Pid(pid=line["pid"], started=line["started"]) for line in numbered if line["attempt"] == newest]
+
+
+def deaths_of(lines: Sequence[Mapping[str, Any]], call: int) -> list[Death]:
+    """The deaths that leaders of one call wrote down."""
+    attempts = {line["attempt"] for line in _attempts(lines, call)}
+    return [Death(**_without_kind(line)) for line in lines if line["kind"] == "death" and line["attempt"] in attempts]
+
+
+def past_of(folder: Path, call: int, losses: Sequence[Loss]) -> Past:
+    """Read what a new leader has to know. Args: call, asked_ns of its request; losses, of the leaders before it in that call."""
+    lines = read_lines(folder)
+    sizes = _world_sizes(folder, lines)
+    own = _attempts(lines, call)
+    first = own[0]["attempt"] if own else len(sizes)
+    events = tuple(Event(**_without_kind(line)) for line in lines if line["kind"] == "event" and line["attempt"] >= first)
+    lost = [_death_of(loss, own, events) for loss in losses if own]
+    deaths = sorted([*deaths_of(lines, call), *lost], key=lambda death: death.noticed_ns)
+    return Past(
+        world_sizes=sizes, first_attempt=first, begun_ns=own[0]["t_ns"] if own else None, events=events, deaths=tuple(deaths)
+    )  # fmt: skip
+
+
+def _death_of(loss: Loss, attempts: Sequence[Mapping[str, Any]], events: Sequence[Event]) -> Death:
+    """A lost leader ends the attempt that it had started last; it counts as planned when one of that attempt's ranks announced it."""
+    last = [line for line in attempts if line["t_ns"] <= loss.noticed_ns][-1:] or attempts[:1]
+    attempt, world_size = last[0]["attempt"], last[0]["world_size"]
+    inside = [event for event in events if event.attempt == attempt]
+    planned = [event for event in inside if event.name == "fault" and fault_text(event).startswith("launcher")]
+    return Death(
+        fault=fault_text(planned[-1]) if planned else LEADER_LOST,
+        attempt=attempt,
+        world_size=world_size,
+        died_ns=planned[-1].t_ns if planned else loss.noticed_ns,
+        noticed_ns=loss.noticed_ns,
+        reaped_ns=loss.gone_ns,
+        reached=max((int(event.fields["step"]) for event in inside if event.name == "step"), default=0),
+        what=f"its leader went away without a word in attempt {attempt}",
+    )
+
+
+def _world_sizes(folder: Path, lines: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    """By attempt, from the history; where it is missing, from the folders that ranks have left."""
+    sizes: dict[int, int] = {}
+    for path in folder.glob("parts/attempt-*"):
+        sizes[int(path.name.removeprefix("attempt-"))] = sum(1 for _ in path.glob("rank-*"))
+    sizes |= {line["attempt"]: line["world_size"] for line in lines if line["kind"] == "attempt"}
+    return tuple(sizes.get(attempt, 0) for attempt in range(max(sizes, default=-1) + 1))
+
+
+def _attempts(lines: Sequence[Mapping[str, Any]], call: int) -> list[Mapping[str, Any]]:
+    return [line for line in lines if line["kind"] == "attempt" and line["call"] == call]
+
+
+def _without_kind(line: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in line.items() if key != "kind"}
+
+
+def _is_torn(path: Path) -> bool:
+    """Whether the last line has no end, as a machine that went down leaves it."""
+    with path.open("rb") as file:
+        if file.seek(0, os.SEEK_END) == 0:
+            return False
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"
