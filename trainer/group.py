@@ -20,10 +20,8 @@ ECHO_GRACE_S = 0.05  # a rank that failed through a peer may be heard before the
 COLLECT_S = 60.0  # at least this long for the tables, however late the ranks came in
 PROGRESS_NS = 100_000_000  # between two words of progress to the flow process
 THROUGHPUT_NS = 2_000_000_000  # window of the throughput in progress
-STEP_NOTE_NS = 5_000_000_000  # between two updates in the history: what a new leader does not know of, it takes for not done
 CRASH_LOOP = 3  # attempts in a row without a new update: one may be bad luck, two a slow peer of the first; three are the same place
 UNSAVED_KEPT = 100  # checkpoints that could not be written, by name; a disk that stays full may refuse any number
-MILESTONES = ("imported", "joined", "loaded", "sealed", "unsaved", "finished")  # what recoveries are measured between, and what is safe
 
 
 class Group:
@@ -47,8 +45,6 @@ class Group:
             self._take_in(event)
         self.meter = Meter()
         self.stops = StopWatch()
-        self.stepped: set[int] = set()  # ranks whose first update of this attempt is in the history
-        self.noted_ns = 0  # when an update was last written into the history
 
     def run(self) -> Result | Failure:
         """Train, restart as often as the job allows, and collect. Raises RankError when the deadline passed."""
@@ -72,7 +68,6 @@ class Group:
         self.world_sizes.append(world_size)
         self._note("attempt", attempt=attempt, world_size=world_size, call=self.request.asked_ns, t_ns=time.monotonic_ns())
         self.meter, self.stops = Meter(), StopWatch()
-        self.stepped.clear()
         try:
             for rank in range(world_size):
                 world = World(rank=rank, world_size=world_size, attempt=attempt, first_attempt=self.first)
@@ -93,13 +88,7 @@ class Group:
         entry, job = self.request.entry, self.job
 
         def work(say: Say) -> None:
-            def emit(event: str, **fields: object) -> None:
-                made = Event(name=event, rank=world.rank, attempt=world.attempt, t_ns=time.monotonic_ns(), fields=dict(fields))
-                if event == "fault":  # before the leader is told: it may be about to die of it
-                    history.note_event(self.folder, made)
-                say(made)
-
-            load_target(entry)(job, world, str(rendezvous), emit)
+            load_target(entry)(job, world, str(rendezvous), history.Recorder(self.folder, world, say))
 
         log = self.folder / "logs" / f"attempt-{world.attempt}-rank-{world.rank}.log"
         inherited = [self.link.fileno(), *(fd for child in elder for fd in (child.pidfd, child.inbox.fd))]
@@ -128,7 +117,6 @@ class Group:
         for child in ranks:
             for event in child.listen():
                 self._take_in(event)
-                self._keep(event)
                 if event.rank == 0 and event.name == "step":
                     self._tell(event)
 
@@ -139,17 +127,6 @@ class Group:
             self.sealed = max(self.sealed, int(event.fields["step"]))
         elif event.name == "unsaved" and len(self.unsaved) < UNSAVED_KEPT:
             self.unsaved[int(event.fields["step"])] = str(event.fields["reason"])
-
-    def _keep(self, event: Event) -> None:
-        """Write milestones into the history; of updates each rank's first, and then one now and then."""
-        if event.name == "step":
-            if event.rank in self.stepped and event.t_ns - self.noted_ns < STEP_NOTE_NS:
-                return
-            self.stepped.add(event.rank)
-            self.noted_ns = event.t_ns
-        elif event.name not in MILESTONES:
-            return
-        history.note_event(self.folder, event)
 
     def _tell(self, event: Event) -> None:
         """Forward progress, unless the flow process is slow to listen: then this word is dropped, and the ranks do not wait."""

@@ -1,11 +1,11 @@
 """The history of a run's folder, group.jsonl: what a leader knows, on disk as it happens, so that the next one goes on. Torch-free.
 
-Append-only, one JSON line each, `kind` first in meaning:
+Append-only, one JSON line each; by `kind`:
 
-    attempt  attempt, world_size, call (the run_group call it belongs to), t_ns       written before its ranks are forked
-    rank     attempt, rank, pid, started                                              a forked rank, so that its end can be verified
-    event    attempt, rank, name, t_ns, fields                                        milestones; a "fault" by the rank that announces it
-    death    the fields of trainer.deaths.Death                                       the end of an attempt before its time
+    attempt  attempt, world_size, call (the run_group call it belongs to), t_ns    written before its ranks are forked
+    rank     attempt, rank, pid, started                                           a forked rank, so that its end can be verified
+    event    attempt, rank, name, t_ns, fields                                     by the rank; of its updates the first, then some
+    death    the fields of trainer.deaths.Death                                    the end of an attempt before its time
 
 Attempts are numbered through the folder's whole life. Deaths, events and faults count within one call of run_group only: between calls
 nobody was waiting, and the machine may have been started anew.
@@ -14,7 +14,8 @@ nobody was waiting, and the machine may have been started anew.
 import contextlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,11 +23,12 @@ from typing import Any
 from trainer.children import Pid
 from trainer.deaths import Death, fault_text
 from trainer.wires import Loss
-from trainer.world import Event
+from trainer.world import Event, World
 from validation.canonical import canonical_json
 
 FILE = "group.jsonl"
 LEADER_LOST = "unplanned: the leader was lost"
+STEP_NOTE_NS = 5_000_000_000  # between two updates in the history, after an attempt's first: a new leader takes the rest for not done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +55,26 @@ def note(folder: Path, kind: str, **fields: Any) -> None:
 def note_event(folder: Path, event: Event) -> None:
     """Append an event."""
     note(folder, "event", **asdict(event))
+
+
+class Recorder:
+    """One rank's `emit`: writes what a new leader would need into the history before it tells the leader, who may be about to die."""
+
+    def __init__(self, folder: Path, world: World, say: Callable[[Event], None]) -> None:
+        self._folder = folder
+        self._world = world
+        self._say = say
+        self._stepped_ns = -STEP_NOTE_NS  # when an update was last written down
+
+    def __call__(self, event: str, **fields: Any) -> None:
+        now_ns = time.monotonic_ns()
+        made = Event(name=event, rank=self._world.rank, attempt=self._world.attempt, t_ns=now_ns, fields=fields)
+        if event != "step":
+            note_event(self._folder, made)
+        elif now_ns - self._stepped_ns > STEP_NOTE_NS:
+            note_event(self._folder, made)
+            self._stepped_ns = now_ns
+        self._say(made)
 
 
 def read_lines(folder: Path) -> list[dict[str, Any]]:

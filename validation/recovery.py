@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from validation.completeness import complete
+from validation.completeness import complete, listed
 from validation.errors import EvidenceError
 from validation.ledger import LedgerDifference, compare_ledgers
 from validation.policy import RecoveryPolicy
@@ -17,6 +17,7 @@ SEGMENTS = ("detect_s", "teardown_s", "import_s", "rendezvous_s", "load_s", "fir
 TWIN = "a resumed run has to be the uninterrupted twin, bit for bit (docs/gates/kill_and_resume.md)"
 ROUNDING_S = 0.01  # the segments of a recovery add up to its total within this and one percent
 PROJECTED_GPUS = 8  # the service objective names eight
+DEATHS = ("kill", "stop", "launcher")  # kinds of planned faults that end an attempt, each to be recovered from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +76,12 @@ def _missing(records: RecoveryRecords, policy: RecoveryPolicy) -> list[str]:
 def _missing_of(records: RecoveryRecords, run: int) -> Iterator[str]:
     record, twin = records.killed[run], records.twin
     unfired = [fault for fault in records.planned[run] if fault not in record.faults_fired]
-    kills = [fault for fault in record.faults_fired if fault.startswith("kill:")]
+    deaths = [fault for fault in record.faults_fired if fault.partition(":")[0] in DEATHS]
     last_size = record.recoveries[-1].resumed_world_size if record.recoveries else record.world_size
     if unfired or not records.planned[run]:
         yield f"run {run}: the fault {unfired[0]} did not fire" if unfired else f"run {run}: a planned fault"
-    if len(record.recoveries) < len(kills):
-        yield f"run {run}: a recovery for each of {len(kills)} kills ({len(record.recoveries)} recorded)"
+    if len(record.recoveries) < len(deaths):
+        yield f"run {run}: a recovery for each of {len(deaths)} kills ({len(record.recoveries)} recorded)"
     if len(record.state_sha256_by_rank) != last_size or not all(record.state_sha256_by_rank):
         yield f"run {run}: final states of all {last_size} ranks"
     if (record.recipe, record.seed, record.steps, record.precision) != (twin.recipe, twin.seed, twin.steps, twin.precision):
@@ -205,19 +206,35 @@ def project_recovery(recovery: Recovery, *, state_mib: float, budget_s: float, r
     )  # fmt: skip
 
 
+def projection_lines(recovery: Recovery, state_mib: float, budget_s: float) -> list[str]:
+    """The projection to PROJECTED_GPUS in words, with every assumption it rests on, one a line.
+
+    Args: state_mib, one checkpoint in 2**20 bytes. Raises: EvidenceError as `project_recovery`.
+    """
+    seen = project_recovery(recovery, state_mib=state_mib, budget_s=budget_s)
+    size = f"{seen.state_mib_in_budget / 1024:,.0f} GiB" if math.isfinite(seen.state_mib_in_budget) else "any size"
+    growth = max(1.0, seen.ranks / recovery.resumed_world_size)
+    grown = f"{recovery.teardown_s:.2f}, {recovery.import_s:.2f} and {recovery.rendezvous_s:.2f} s, times {growth:g}"
+    rate = f"{seen.load_mib_s:,.0f} MiB/s ({state_mib:.1f} MiB in {recovery.load_s:.2f} s)"
+    return [
+        f"Projected to {seen.ranks} GPUs of one warm node: {seen.total_s:.2f} s of {budget_s:g} s, from a recovery of {recovery.total_s:.2f} s "
+        f"on {recovery.resumed_world_size} ranks; {seen.headroom_s:.0f} s are left.",
+        f"Assumed: tear down, import and rendezvous take time in proportion to ranks and never less than measured ({grown}).",
+        f"Assumed: detection ({recovery.detect_s:.2f} s) and the first step ({recovery.first_step_s:.2f} s) stay as measured.",
+        f"Assumed: every rank loads and verifies the whole checkpoint at the measured {rate}; at that rate the budget holds {size}. "
+        "A small state overstates fixed costs and may sit in the page cache: the rate may be wrong in both directions.",
+        "Assumed: the node and its warm server are there. Not measured, and to be paid from what is left: a replacement node, CUDA and "
+        "NCCL start-up, state read from remote storage.",
+    ]
+
+
 def _notes(records: RecoveryRecords, policy: RecoveryPolicy) -> list[str]:
     notes = ["Ranks of one machine were killed: a lost node, a lost disk and a broken network are not measured here."]
+    for run, record in enumerate(records.killed):
+        if record.unsaved:
+            notes.append(f"Run {run} could not write {len(record.unsaved)} checkpoints and went on without them: {listed(record.unsaved)}.")
     usable = [recovery for record in records.killed for recovery in record.recoveries if not math.isnan(_measured_s(recovery))]
     if not usable or not (math.isfinite(records.state_mib) and records.state_mib >= 0):
         return notes
     worst = max(usable, key=lambda recovery: recovery.total_s)
-    seen = project_recovery(worst, state_mib=records.state_mib, budget_s=policy.budget_s.value)
-    size = f"{seen.state_mib_in_budget / 1024:,.0f} GiB" if math.isfinite(seen.state_mib_in_budget) else "any size"
-    return [
-        *notes,
-        f"Projected to {seen.ranks} GPUs of one warm node: {seen.total_s:.2f} s, from the slowest recovery ({worst.total_s:.2f} s), with "
-        f"teardown, import and rendezvous growing in proportion to ranks; {seen.headroom_s:.0f} s of the budget are left for what this machine "
-        "cannot show: a replacement node, CUDA and NCCL start-up, and state read from remote storage.",
-        f"At the measured {seen.load_mib_s:,.0f} MiB/s ({records.state_mib:.1f} MiB of state) the budget would load a checkpoint of "
-        f"{size}; a small state overstates fixed costs and may sit in the page cache, so the rate is an estimate in both directions.",
-    ]
+    return [*notes, *projection_lines(worst, records.state_mib, policy.budget_s.value)]

@@ -11,6 +11,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from trainer.config import TrainJob
+from trainer.faults import FaultPlan
 from trainer.ranks import run_group
 from trainer.world import Emit, World
 from validation.errors import DataError, EvidenceError
@@ -80,15 +81,11 @@ def train(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> None:
 
 
 def fire(job: TrainJob, world: World, step: int, emit: Emit) -> None:
-    """The planned faults, in the least form: kill, error, and skip (which stands still)."""
-    for fault in job.faults:
-        if (fault.rank, fault.step, fault.attempt) == (world.rank, step, world.attempt):
-            emit("fault", fault=str(fault))
-            if fault.kind == "kill":
-                os.kill(os.getpid(), 9)
-            if fault.kind == "error":
-                raise ValueError("planned error")
-            stand_still()
+    """The planned faults of this step, and skip in its least form: it stands still."""
+    plan = FaultPlan(job.faults, world, emit)
+    plan.at("backward", step)
+    if plan.skips(step):
+        stand_still()
 
 
 def stand_still() -> None:
@@ -203,3 +200,42 @@ def stop_oneself(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> No
     if world.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     stand_still()
+
+
+def blink(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> None:
+    """Rank 1 is stopped once, in its first attempt; whoever watches may continue it."""
+    if (world.rank, world.attempt) == (1, 0):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    train(job, world, rendezvous, emit)
+
+
+def nested_once(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> None:
+    """`nested` in the first attempt; the next one notes who of it is still alive, and finishes."""
+    if world.attempt == 0:
+        nested(job, world, rendezvous, emit)
+    if world.rank == 0:
+        Path(job.folder, "alive-at-start").write_text(str(alive(Path(job.folder))))
+    emit("step", step=3, loss=0.0, samples=1)
+    emit("finished")
+
+
+def die_at_two(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> None:
+    """Every attempt comes to update 2, whose checkpoint stands, and no further."""
+    for step in (1, 2):
+        emit("step", step=step, loss=0.0, samples=1)
+    emit("sealed", step=2, bytes=1, seconds=0.0)
+    if world.rank == 1:
+        raise ValueError("always here")
+    stand_still()
+
+
+def full_disk(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> None:
+    """No checkpoint but the third one can be written."""
+    for step in range(3 * world.attempt, job.steps or 4):
+        emit("step", step=step + 1, loss=0.0, samples=1)
+        fire(job, world, step, emit)
+        if step == 2:
+            emit("sealed", step=3, bytes=1, seconds=0.0)
+        else:
+            emit("unsaved", step=step + 1, reason="No space left on device")
+    emit("finished")
