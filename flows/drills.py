@@ -90,7 +90,11 @@ def _broken_run(bench: Bench, label: str, fault: Fault, *, deadline_s: float) ->
 
 
 def torn_checkpoint_drill(bench: Bench) -> Drill:
-    """SIGKILL while a checkpoint is being written: the torn one must not be trusted, the run must end with the twin's bytes."""
+    """SIGKILL while a checkpoint is being written: the torn one must not be trusted, the run must end with the twin's bytes.
+
+    Rank 0 dies with every file of checkpoint 6 on disk and no seal. Saves run behind training, one after the other: checkpoint 3 was sealed
+    before 6 was begun, however far training had come.
+    """
     common: dict[str, object] = {"world_size": 2, "steps": 8, "checkpoint_every": 3}
     fault = Fault(kind="kill", rank=0, step=5, phase="seal")
     twin, _ = bench.run("drill-torn-twin", **common)

@@ -5,14 +5,13 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
 
 from flows.plan import ReleasePlan
 from trainer import ranks, runlog
-from trainer.config import Fault, TrainJob
+from trainer.config import FAULT_PHASES, SAVE_PHASES, STEP_PHASES, Fault, TrainJob
 from trainer.world import Progress
 from validation.records import (
     PHASES,
@@ -123,7 +122,7 @@ def probe_recovery(bench: Bench) -> RecoveryRecords:
     plan, policy = bench.plan, bench.plan.policy.kill_and_resume
     steps, widest = min(policy.steps.value, plan.facts.steps), max(plan.world_sizes)
     every = max(1, steps // 5)
-    faults = kill_schedule(seed=plan.facts.training.seed, kills=policy.kills.value, first=every + 1, steps=steps, world_size=widest)
+    faults = kill_schedule(seed=plan.facts.training.seed, kills=policy.kills.value, every=every, steps=steps, world_size=widest)
     resumed = tuple(widest if attempt % 2 else max(1, widest // 2) for attempt in range(1, len(faults)))
     common: dict[str, object] = {"steps": steps, "checkpoint_every": every}
     twin, twin_folder = bench.run("twin", world_size=widest, **common)
@@ -145,21 +144,29 @@ def probe_recovery(bench: Bench) -> RecoveryRecords:
     )
 
 
-def kill_schedule(*, seed: int, kills: int, first: int, steps: int, world_size: int) -> tuple[Fault, ...]:
-    """Seeded kills, one an attempt, at ever later steps from `first` on (a checkpoint is sealed by then), each in another phase."""
-    phases = ("backward", "collective", "optimizer", "forward", "data", "seal")
+def kill_schedule(*, seed: int, kills: int, every: int, steps: int, world_size: int) -> tuple[Fault, ...]:
+    """Seeded kills, one an attempt, each in another phase as long as there are phases, at ever later steps, certain to be reached.
+
+    Args: every, updates between checkpoints; the first kill comes after the first one. Phases are drawn out of FAULT_PHASES; "load" is a
+    death during recovery, so it is none of the first attempt's; one of SAVE_PHASES needs a checkpoint that is still to come.
+    """
     draw = random.Random(seed)
-    edges = [first + (steps - 1 - first) * i // kills for i in range(kills + 1)]
-    return tuple(
-        Fault(
-            kind="kill",
-            rank=draw.randrange(world_size),
-            step=draw.randrange(low, max(high, low + 1)),
-            phase=phases[i % len(phases)],
-            attempt=i,
-        )
-        for i, (low, high) in enumerate(pairwise(edges))
-    )
+    low = every + 1  # 0-based updates
+    faults: list[Fault] = []
+    for attempt in range(kills):
+        end = steps if attempt == kills - 1 else steps - 1  # what a later attempt resumes from may not be the end
+        last_saved = end // every * every - 1  # a checkpoint follows it
+        high = max(low, every + 1 + (steps - 2 - every) * (attempt + 1) // kills - 1)
+        unused = [phase for phase in FAULT_PHASES if phase not in {fault.phase for fault in faults}] or list(FAULT_PHASES)
+        fitting = [phase for phase in unused if not (phase == "load" and not faults) and not (phase in SAVE_PHASES and low > last_saved)]
+        phase = draw.choice(fitting or STEP_PHASES)
+        step = draw.randint(low, min(high, last_saved) if phase in SAVE_PHASES else high)
+        faults.append(Fault(kind="kill", rank=draw.randrange(world_size), step=step, phase=phase, attempt=attempt))
+        if phase in SAVE_PHASES:
+            low = (step // every + 1) * every  # that checkpoint may stand: only the updates after it are certain to be made again
+        else:
+            low = min(step + (phase != "load"), steps - 1)  # each death comes further than the one before: this is no crash loop
+    return tuple(faults)
 
 
 def train_candidate(bench: Bench) -> tuple[RunRecord, Path]:

@@ -217,8 +217,8 @@ def projection_lines(recovery: Recovery, state_mib: float, budget_s: float) -> l
     grown = f"{recovery.teardown_s:.2f}, {recovery.import_s:.2f} and {recovery.rendezvous_s:.2f} s, times {growth:g}"
     rate = f"{seen.load_mib_s:,.0f} MiB/s ({state_mib:.1f} MiB in {recovery.load_s:.2f} s)"
     return [
-        f"Projected to {seen.ranks} GPUs of one warm node: {seen.total_s:.2f} s of {budget_s:g} s, from a recovery of {recovery.total_s:.2f} s "
-        f"on {recovery.resumed_world_size} ranks; {seen.headroom_s:.0f} s are left.",
+        f"Projected to {seen.ranks} GPUs of one warm node: {seen.total_s:.2f} s of {budget_s:g} s, from a recovery of "
+        f"{recovery.total_s:.2f} s on {recovery.resumed_world_size} ranks; {seen.headroom_s:.0f} s are left.",
         f"Assumed: tear down, import and rendezvous take time in proportion to ranks and never less than measured ({grown}).",
         f"Assumed: detection ({recovery.detect_s:.2f} s) and the first step ({recovery.first_step_s:.2f} s) stay as measured.",
         f"Assumed: every rank loads and verifies the whole checkpoint at the measured {rate}; at that rate the budget holds {size}. "

@@ -14,7 +14,7 @@ from validation.canonical import canonical_json
 from validation.errors import EvidenceError
 from validation.policy import parse_policy
 from validation.records import LEDGER_COLUMNS, Machine, Recovery, RecoveryRecords, RunRecord
-from validation.recovery import judge_recovery, project_recovery
+from validation.recovery import judge_recovery, project_recovery, projection_lines
 from validation.verdict import GateVerdict, Outcome
 
 POLICY = parse_policy().kill_and_resume
@@ -212,7 +212,7 @@ def test_missed_control_is_inconclusive(planted_ledger: pd.DataFrame) -> None:
 
 
 def test_picture_and_table_show_the_segments() -> None:
-    """Each recovery is one bar of five stacked segments that add up to the table's total."""
+    """Each recovery is one bar of six stacked segments that add up to the table's total."""
     verdict = judge_recovery(records(), POLICY)
     plot, table = verdict.plots[0], verdict.tables[0]
 
@@ -256,3 +256,33 @@ def test_projection_refuses(changes: dict[str, Any]) -> None:
     """A recovery without sound times or ranks has no projection."""
     with pytest.raises(EvidenceError, match="Run the kill again"):
         project_recovery(recovery(**changes), state_mib=20.0, budget_s=900.0)
+
+
+def test_projection_in_words_names_every_assumption() -> None:
+    """The result, what grows, what stays, the load rate and what nobody measured; the gate's notes carry all of it."""
+    lines = projection_lines(recovery(), 20.0, 900.0)
+    notes = judge_recovery(records(), POLICY).notes
+
+    assert lines[0].startswith("Projected to 8 GPUs of one warm node: 1.90 s of 900 s, from a recovery of 1.00 s on 2 ranks")
+    assert all(line.startswith("Assumed: ") for line in lines[1:])
+    for words in ("proportion to ranks", "first step (0.50 s)", "200 MiB/s (20.0 MiB in 0.10 s)", "replacement node"):
+        assert sum(words in line for line in lines) == 1
+    assert set(lines) <= set(notes)
+
+
+def test_unsaved_checkpoints_are_a_note() -> None:
+    """A checkpoint that could not be written is said, and decides nothing: the run came back from an older one."""
+    verdict = judge_recovery(records(killed=(killed(unsaved=("step 30: No space left on device",)),)), POLICY)
+
+    assert Outcome.PASS is verdict.outcome
+    assert any("could not write 1 checkpoints" in note and "step 30: No space left" in note for note in verdict.notes)
+
+
+@pytest.mark.parametrize("kind", ["stop", "launcher"])
+def test_every_planned_death_needs_a_recovery(kind: str) -> None:
+    """A stopped rank and a lost launcher are deaths like a kill."""
+    fired = (BACKWARD, COLLECTIVE, f"{kind}:rank=0,step=30,phase=data,attempt=2")
+    verdict = judge_recovery(records(killed=(killed(faults_fired=fired),), planned=(fired,)), POLICY)
+
+    assert Outcome.INCONCLUSIVE is verdict.outcome
+    assert "a recovery for each of 3 kills (2 recorded)" in verdict.reason
