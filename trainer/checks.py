@@ -22,6 +22,7 @@ class Probed(NamedTuple):
 
     has_unused: bool  # some parameter takes no part in the loss of the probe batch
     moving: tuple[str, ...]  # buffers that the forward pass changes
+    coupled: bool  # samples of a micro-batch see one another (BatchNorm), so what is in a micro-batch matters
 
 
 def switch_off_dropout(model: nn.Module) -> None:
@@ -82,21 +83,42 @@ def check_loss(recipe: Recipe, model: nn.Module, batch: Batch, *, dropout: bool)
     _check_doubling(recipe, model, batch)
     if not dropout:
         _check_repeatable(recipe, model, batch)
+    coupled = bool(moving) or is_coupled(recipe, model, batch)
     with torch.no_grad():
         for name, value in model.named_buffers():
             value.copy_(buffers[name])
-    return Probed(has_unused=any(gradient is None for gradient in gradients), moving=moving)
+    return Probed(has_unused=any(gradient is None for gradient in gradients), moving=moving, coupled=coupled)
 
 
-def check_coupled(recipe: Recipe, moving: tuple[str, ...], smallest: int) -> None:
+def is_coupled(recipe: Recipe, model: nn.Module, batch: Batch) -> bool:
+    """Whether two halves of a batch have another loss than the whole while training, Dropout modules off. Moves the model's buffers.
+
+    A loss that is random all the same tells nothing, and neither do fewer than four samples: both count as not coupled.
+    """
+    size = len(batch.weights)
+    if size < 4:
+        return False
+    halves = [Batch(*(value[rows] for value in batch)) for rows in (slice(0, size // 2), slice(size // 2, size))]
+    asleep = [module for module in model.modules() if isinstance(module, _DropoutNd) and module.training]
+    for module in asleep:
+        module.eval()
+    with torch.no_grad():
+        once, again = (recipe.loss(model, batch)[0].item() for _ in range(2))
+        parts = sum(recipe.loss(model, half)[0].item() for half in halves)
+    for module in asleep:
+        module.train()
+    return once == again and abs(once - parts) > DOUBLING_TOLERANCE * (abs(once) + 1e-6)
+
+
+def check_coupled(recipe: Recipe, probed: Probed, smallest: int) -> None:
     """Refuse micro-batches of fewer than two samples where samples are coupled. Raises RecipeError.
 
     Args: smallest, samples of the smallest micro-batch of the run.
     """
-    if moving and smallest < 2:
+    if probed.coupled and smallest < 2:
         raise RecipeError(
-            f"recipe {recipe.name}: {moving[0]} moves with the statistics of a micro-batch, and some would have {smallest} samples. Those "
-            'have no spread. Set training.tail="drop", a larger or divisible global_batch_size, or less accumulation.'
+            f"recipe {recipe.name}: the samples of a micro-batch are normalised together, and some micro-batches would have {smallest}. "
+            'Those have no spread. Set training.tail="drop", a larger or divisible global_batch_size, or less accumulation.'
         )
 
 

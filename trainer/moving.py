@@ -16,11 +16,16 @@ class MovingBuffers:
 
     def __init__(self, model: nn.Module, names: tuple[str, ...], like: Tensor) -> None:
         """Args: names, of the buffers that move; like, a parameter: values travel in its type and on its device."""
-        buffers = dict(model.named_buffers())
-        self._buffers = [buffers[name] for name in names]
+        places = {name: name.rpartition(".") for name in names}
+        self._places = [(model.get_submodule(owner), attribute) for owner, _, attribute in places.values()]
         self._like = like
         self._start = [buffer.clone() for buffer in self._buffers]
-        self.size = sum(buffer.numel() for buffer in self._buffers)
+        self.size = sum(buffer.numel() for buffer in self._start)
+
+    @property
+    def _buffers(self) -> list[Tensor]:
+        """Asked anew each time: a forward pass may put another tensor in a buffer's place."""
+        return [owner.get_buffer(attribute) for owner, attribute in self._places]
 
     def rewind(self) -> None:
         """Put back the values of the step's beginning, before a micro-batch's forward pass."""
@@ -37,9 +42,9 @@ class MovingBuffers:
 
     def settle(self, total: Tensor, micro_batches: float) -> None:
         """End the step: `total` is the sum of `seen` over all micro-batches of all ranks, (n,)."""
-        if not self._buffers or not micro_batches:
+        if not self.size or not micro_batches:
             return
-        sizes = [buffer.numel() for buffer in self._buffers]
+        sizes = [start.numel() for start in self._start]
         for buffer, start, part in zip(self._buffers, self._start, torch.split(total / micro_batches, sizes), strict=True):
             mean = part.view(buffer.shape)
             start.copy_(mean if buffer.is_floating_point() else start + mean.round().to(buffer.dtype))

@@ -95,14 +95,16 @@ class ShardedReduction:
     """Adds gradients over ranks while each rank keeps only its rows of the sum."""
 
     def __init__(
-        self, model: nn.Module, world: World, lanes: int, clock: StepClock, faults: FaultPlan, moving: MovingBuffers, *, exact: bool
-    ) -> None:
+        self, model: nn.Module, world: World, lanes: int, clock: StepClock, faults: FaultPlan, moving: MovingBuffers, *,
+        exact: bool, coupled: bool,
+    ) -> None:  # fmt: skip
         self.module = model
         self._world = world
         self._clock = clock
         self._faults = faults
         self._moving = moving
         self._exact = exact
+        self._one_by_one = exact or coupled
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._slots = lanes // world.world_size
         self._level = world.world_size.bit_length() - 1  # of the tree's nodes that a slot's reduce-scatter makes
@@ -123,8 +125,7 @@ class ShardedReduction:
 
     def groups(self, lanes: range) -> list[range]:
         """One micro-batch a lane in `exact`, and where samples of a micro-batch are coupled; else all lanes of the rank in one."""
-        one_by_one = self._exact or self._moving.size
-        groups = [range(lane, lane + 1) for lane in lanes] if one_by_one else [lanes]
+        groups = [range(lane, lane + 1) for lane in lanes] if self._one_by_one else [lanes]
         self._last_lane = groups[-1][0]
         return groups
 

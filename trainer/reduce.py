@@ -229,13 +229,15 @@ class FastReduction:
     """
 
     def __init__(
-        self, model: nn.Module, world: World, clock: StepClock, faults: FaultPlan, moving: MovingBuffers, *, has_unused: bool
-    ) -> None:
+        self, model: nn.Module, world: World, clock: StepClock, faults: FaultPlan, moving: MovingBuffers, *,
+        has_unused: bool, coupled: bool,
+    ) -> None:  # fmt: skip
         self._world = world
         self._moving = moving
         self._clock = clock
         self._faults = faults
         self._parameters = [p for p in model.parameters() if p.requires_grad]
+        self._coupled = coupled
         self._step = 0
         self._last_lane = 0  # of the rank's last group: its last part sends the gradients
         self._skipping = False
@@ -255,7 +257,7 @@ class FastReduction:
 
     def groups(self, lanes: range) -> list[range]:
         """All lanes of the rank in one group; one by one where samples of a micro-batch are coupled."""
-        groups = [range(lane, lane + 1) for lane in lanes] if self._moving.size else [lanes]
+        groups = [range(lane, lane + 1) for lane in lanes] if self._coupled else [lanes]
         self._last_lane = groups[-1][0]
         return groups
 

@@ -7,7 +7,9 @@ when weights change by one unit in the last place, or when samples are added up 
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from trainer.checks import switch_off_dropout
+from trainer.checks import is_coupled, switch_off_dropout
 from trainer.order import permute
 from trainer.recipe import Batch, Recipe, SplitData, load_recipe
 from trainer.state import tensor_sha256
@@ -49,6 +51,8 @@ class Problem:
     recipe: Recipe
     data: SplitData
     batches: tuple[Rows, ...]
+    steps: int  # updates of the recipe's whole training: what its schedule is made for
+    coupled: bool  # samples of a micro-batch see one another, so a batch has to be cut as the recipe's Training says
 
 
 def expected_order(recipe_path: str, steps: int) -> tuple[int, ...]:
@@ -116,10 +120,14 @@ def load_problem(recipe_path: str, steps: int) -> Problem:
     recipe = load_recipe(recipe_path)
     data = recipe.data("train")
     plan, size = recipe.training, len(data)
-    samples = min(steps * plan.global_batch_size, size * plan.epochs)
+    there = size * plan.epochs
+    there -= there % plan.global_batch_size if plan.tail == "drop" else 0
+    samples = min(steps * plan.global_batch_size, there)
     passes = [permute(plan.seed, epoch, size, np.arange(size)) for epoch in range(math.ceil(samples / size))]
     rows = np.concatenate(passes)[:samples]
-    return Problem(recipe, data, tuple(rows[cut : cut + plan.global_batch_size] for cut in range(0, samples, plan.global_batch_size)))
+    batches = tuple(rows[cut : cut + plan.global_batch_size] for cut in range(0, samples, plan.global_batch_size))
+    coupled = is_coupled(recipe, _model(recipe, torch.float64), _double(data.batch(batches[0])))
+    return Problem(recipe, data, batches, math.ceil(there / plan.global_batch_size), coupled)
 
 
 def plain_training(problem: Problem, *, moved: torch.Generator | None = None, shuffled: torch.Generator | None = None) -> list[Moment]:
@@ -130,13 +138,13 @@ def plain_training(problem: Problem, *, moved: torch.Generator | None = None, sh
     model = _model(problem.recipe, torch.float64)
     optimizer = problem.recipe.optimizer(model)
     plan = problem.recipe.training
-    schedule = problem.recipe.schedule(optimizer, math.ceil(len(problem.data) * plan.epochs / plan.global_batch_size))
+    schedule = problem.recipe.schedule(optimizer, problem.steps)
     moments = []
     for rows in problem.batches:
         if moved is not None:
             _move(model, moved)
         weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        moments.append(Moment(weights, gradients_of(problem, model, _pieces(rows, shuffled))))
+        moments.append(Moment(weights, gradients_of(problem, model, _pieces(problem, rows, shuffled))))
         for name, parameter in model.named_parameters():
             parameter.grad = moments[-1].gradients[name].clone() if name in moments[-1].gradients else None
         if plan.clip_norm is not None:
@@ -149,14 +157,15 @@ def plain_training(problem: Problem, *, moved: torch.Generator | None = None, sh
 
 def gradients_of(problem: Problem, model: nn.Module, pieces: Sequence[Rows]) -> Gradients:
     """Mean gradient of some rows at the model's weights: sum over pieces / weight over pieces; zeros for what takes no part."""
-    dtype = next(model.parameters()).dtype
+    in_double = next(model.parameters()).dtype == torch.float64
+    smaller = problem.recipe.training.autocast
+    cast = torch.autocast("cpu", getattr(torch, smaller)) if smaller and not in_double else nullcontext()
     model.zero_grad(set_to_none=True)
     total = 0.0
     for rows in pieces:
         batch = problem.data.batch(rows)
-        if dtype == torch.float64:
-            batch = Batch(*(value.double() if value.is_floating_point() else value for value in batch))
-        loss_sum, weight = problem.recipe.loss(model, batch)
+        with cast:
+            loss_sum, weight = problem.recipe.loss(model, _double(batch) if in_double else batch)
         loss_sum.backward()  # type: ignore[no-untyped-call]
         total += weight.item()
     trained = ((name, p) for name, p in model.named_parameters() if p.requires_grad)
@@ -195,7 +204,7 @@ def _float32_noise(problem: Problem, moments: Sequence[Moment]) -> list[dict[str
             _put(model, rounded)
             if moved is not None:
                 _move(model, moved)
-            gradients = gradients_of(problem, model, _pieces(problem.batches[step], shuffled))
+            gradients = gradients_of(problem, model, _pieces(problem, problem.batches[step], shuffled))
             seen.append(distances(gradients, expected, _no_gradient(moment.gradients)))
         found.append(_largest(seen))
     return found
@@ -221,14 +230,28 @@ def _largest(seen: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: float(np.max([distance[name] for distance in seen])) for name in seen[0]}
 
 
-def _pieces(rows: Rows, shuffled: torch.Generator | None) -> list[Rows]:
-    """The batch as it is, or re-ordered and cut at random places."""
+def _double(batch: Batch) -> Batch:
+    return Batch(*(value.double() if value.is_floating_point() else value for value in batch))
+
+
+def _pieces(problem: Problem, rows: Rows, shuffled: torch.Generator | None) -> list[Rows]:
+    """The batch as it is, or re-ordered and cut at random places; coupled samples stay together, re-ordered among themselves."""
+    if problem.coupled:
+        plan = problem.recipe.training
+        parts = [part for lane in _cut(rows, plan.lanes) for part in _cut(lane, plan.accumulation) if len(part)]
+        return parts if shuffled is None else [part[torch.randperm(len(part), generator=shuffled).numpy()] for part in parts]
     if shuffled is None:
         return [rows]
     order = torch.randperm(len(rows), generator=shuffled).numpy()
     count = int(torch.randint(2, MOST_PIECES + 1, (), generator=shuffled))
     cuts = torch.randint(0, len(rows) + 1, (count - 1,), generator=shuffled).sort().values.numpy()
     return [piece for piece in np.split(rows[order], cuts) if len(piece)]
+
+
+def _cut(rows: Rows, parts: int) -> list[Rows]:
+    """Cut rows into parts of sizes that differ by one at most, as lanes and accumulation do."""
+    edges = [part * len(rows) // parts for part in range(parts + 1)]
+    return [rows[first:last] for first, last in pairwise(edges)]
 
 
 def _move(model: nn.Module, draw: torch.Generator) -> None:
@@ -257,7 +280,7 @@ def _at(problem: Problem, weights: Mapping[str, Tensor], step: int) -> Gradients
     """float64 gradient of one step's whole batch at given weights."""
     model = _model(problem.recipe, torch.float64)
     _put(model, weights)
-    return gradients_of(problem, model, [problem.batches[step]])
+    return gradients_of(problem, model, _pieces(problem, problem.batches[step], None))
 
 
 def _whole(gradients: Gradients) -> float:

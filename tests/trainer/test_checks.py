@@ -9,7 +9,7 @@ import torch
 from tiny_recipe import FEATURES, TinyRecipe, adamw, recipe, weighted_loss
 from torch import Tensor, nn
 
-from trainer.checks import check_loss, check_model, switch_off_dropout
+from trainer.checks import Probed, check_coupled, check_loss, check_model, check_modules, switch_off_dropout
 from trainer.recipe import Batch
 from validation.errors import RecipeError
 
@@ -22,6 +22,7 @@ def ask(made: TinyRecipe, *, dropout: bool = True) -> None:
     model = made.model()
     if not dropout:
         switch_off_dropout(model)
+    check_modules(made, model)
     check_model(made, model, made.optimizer(model))
     check_loss(made, model, batch(), dropout=dropout)
 
@@ -86,6 +87,14 @@ def with_batch_norm() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
 
 
+def with_unmoved_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 4), nn.BatchNorm1d(4, track_running_stats=False), nn.Linear(4, 1))
+
+
+def with_sync_batch_norm() -> nn.Module:
+    return nn.Sequential(nn.Linear(FEATURES, 4), nn.SyncBatchNorm(4), nn.Linear(4, 1))
+
+
 def with_two_types() -> nn.Module:
     return nn.Sequential(nn.Linear(FEATURES, 4), nn.Linear(4, 1).double())
 
@@ -123,10 +132,9 @@ class Restless(nn.Module):
 @pytest.mark.parametrize(
     ("model", "advice"),
     [
-        (with_batch_norm, "Use LayerNorm or GroupNorm"), (with_two_types, "Use one"), (frozen, "Set requires_grad"),
-        (Counting, "changes the buffers calls"),
+        (with_sync_batch_norm, "Use BatchNorm"), (with_two_types, "Use one"), (frozen, "Set requires_grad"),
     ],
-    ids=["running statistics", "two types", "nothing to train", "a buffer that counts"],
+    ids=["normalised over all ranks", "two types", "nothing to train"],
 )  # fmt: skip
 def test_wrong_model_is_refused(model: Callable[[], nn.Module], advice: str) -> None:
     """A model whose numbers would depend on the ranks is refused, with what to use instead."""
@@ -158,6 +166,31 @@ def test_functional_dropout_is_refused_for_the_reference_legs() -> None:
 
     with pytest.raises(RecipeError, match=r"Use nn\.Dropout modules"):
         ask(made, dropout=False)
+
+
+@pytest.mark.parametrize(
+    ("make_model", "moving", "coupled"),
+    [
+        (recipe.model, (), False), (Counting, ("calls",), True), (with_unmoved_batch_norm, (), True),
+        (with_batch_norm, ("1.running_mean", "1.running_var", "1.num_batches_tracked"), True),
+    ],
+    ids=["neither", "a buffer that counts", "without running statistics", "running statistics"],
+)  # fmt: skip
+def test_coupled_samples_and_moving_buffers_are_seen(make_model: Callable[[], nn.Module], moving: tuple[str, ...], coupled: bool) -> None:
+    """What a micro-batch leaves in buffers, and whether its samples see one another, is asked of the model, which stays as it was."""
+    model = make_model()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    probed = check_loss(replace(recipe, make_model=make_model), model, batch(), dropout=True)
+
+    assert (probed.moving, probed.coupled) == (moving, coupled)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_coupled_samples_need_company() -> None:
+    """A micro-batch of one sample has no spread to normalise by: refused before the first step, with what to change."""
+    with pytest.raises(RecipeError, match="drop"):
+        check_coupled(recipe, Probed(has_unused=False, moving=(), coupled=True), 1)
+    check_coupled(recipe, Probed(has_unused=False, moving=(), coupled=False), 1)
 
 
 def test_unused_parameter_is_seen() -> None:

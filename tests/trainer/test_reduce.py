@@ -14,7 +14,10 @@ from torch import nn
 
 from trainer import reduce
 from trainer.faults import FaultPlan
+from trainer.feed import MicroBatch
 from trainer.lanes import rank_lanes
+from trainer.moving import MovingBuffers
+from trainer.recipe import Batch
 from trainer.reduce import ExactReduction, FastReduction
 from trainer.telemetry import StepClock
 from trainer.world import World
@@ -88,11 +91,11 @@ def exact_sums(cases: Sequence[Case], world: World) -> list[tuple[bytes, float, 
     found = []
     for step, case in enumerate(cases):
         model = two_parameters(case)
-        reduction = ExactReduction(model, world, case[0], *quiet(world))
+        reduction = ExactReduction(model, world, case[0], *quiet(world, model))
         for _ in range(2):
             for lane in rank_lanes(world.rank, world.world_size, case[0]):
                 loss, weight = losses_of(model, case, range(lane, lane + 1))
-                reduction.backward(step, lane, loss, weight)
+                reduction.backward(step, micro_batch(lane), loss, weight, 1.0)
             totals = reduction.finish(step)
         found.append((flat_gradient(model).tobytes(), totals.loss_sum, totals.weight))
     return found
@@ -102,12 +105,17 @@ def one_rank_ahead(world: World) -> str:
     """What the reduction says when rank 1 has skipped a step."""
     case, step = (8, 61, "float32"), 4 + (world.rank == 1)
     model = two_parameters(case)
-    reduction = ExactReduction(model, world, case[0], *quiet(world))
+    reduction = ExactReduction(model, world, case[0], *quiet(world, model))
     for lane in rank_lanes(world.rank, world.world_size, case[0]):
-        reduction.backward(step, lane, *losses_of(model, case, range(lane, lane + 1)))
+        reduction.backward(step, micro_batch(lane), *losses_of(model, case, range(lane, lane + 1)), 1.0)
     with pytest.raises(RankError) as caught:
         reduction.finish(step)
     return str(caught.value)
+
+
+def micro_batch(lane: int) -> MicroBatch:
+    """A whole lane; what is in it does not matter to the reduction."""
+    return MicroBatch(lane=lane, part=0, is_last=True, batch=Batch(*[torch.zeros(1)] * 3), counts=1.0)
 
 
 def fast_sums(cases: Sequence[Case], world: World) -> list[tuple[Array, float, float]]:
@@ -115,11 +123,13 @@ def fast_sums(cases: Sequence[Case], world: World) -> list[tuple[Array, float, f
     found = []
     for step, case in enumerate(cases):
         model = two_parameters(case)
-        reduction = FastReduction(model, world, *quiet(world), has_unused=False)
+        reduction = FastReduction(model, world, *quiet(world, model), has_unused=False, coupled=False)
         for _ in range(2):
             lanes = rank_lanes(world.rank, world.world_size, case[0])
-            loss, weight = losses_of(reduction.module, case, lanes)
-            reduction.backward(step, lanes[0], loss, weight)
+            micro = micro_batch(reduction.groups(lanes)[0][0])
+            with reduction.forward(micro):
+                loss, weight = losses_of(reduction.module, case, lanes)
+            reduction.backward(step, micro, loss, weight, 1.0)
             totals = reduction.finish(step)
         found.append((flat_gradient(model), totals.loss_sum, totals.weight))
     return found
@@ -154,7 +164,7 @@ def flat_gradient(model: nn.Module) -> Array:
     return gradient
 
 
-def quiet(world: World) -> tuple[StepClock, FaultPlan]:
+def quiet(world: World, model: Planted) -> tuple[StepClock, FaultPlan, MovingBuffers]:
     clock = StepClock(torch.device("cpu"))
     clock.start(0, 0)
-    return clock, FaultPlan((), world, lambda *_, **__: None)
+    return clock, FaultPlan((), world, lambda *_, **__: None), MovingBuffers(model, (), model.first)

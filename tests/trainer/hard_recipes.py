@@ -1,0 +1,79 @@
+"""Recipes in which everything is on that could make bits differ between world sizes; each built on the tiny one."""
+
+from dataclasses import replace
+
+import torch
+from tiny_recipe import FEATURES, TinyRecipe, recipe
+from torch import Tensor, nn
+
+ALL_ON = replace(
+    recipe.training, accumulation=2, ema_decay=0.9, autocast="bfloat16", clip_norm=0.3, tail="drop", global_batch_size=64, epochs=2
+)  # fmt: skip
+
+
+def normed_net() -> nn.Module:
+    """BatchNorm, dropout, a buffer that no state_dict holds, and a ModuleList for FSDP2 to shard one by one."""
+    return NormedNet()
+
+
+class NormedNet(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(FEATURES, 13)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(13, 13), nn.BatchNorm1d(13), nn.GELU(), nn.Dropout(0.2)) for _ in range(2)
+        )  # fmt: skip
+        self.last = nn.Linear(13, 1)
+        self.register_buffer("calls", torch.zeros(1), persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        for block in self.blocks:
+            hidden = hidden + block(hidden)
+        if self.training:
+            self.calls += 1
+        return self.last(hidden)
+
+
+def grouped_adamw(model: nn.Module) -> torch.optim.Optimizer:
+    """Weight decay on matrices only."""
+    matrices, vectors = [[p for p in model.parameters() if (p.ndim > 1) == wanted] for wanted in (True, False)]
+    return torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=0.01)
+
+
+class CountingRecipe(TinyRecipe):
+    """A recipe with a state of its own."""
+
+    def __init__(self, **fields: object) -> None:
+        super().__init__(**fields)  # type: ignore[arg-type]
+        object.__setattr__(self, "seen", {"asked": 0})
+
+    def state_dict(self) -> dict[str, int]:
+        return dict(self.seen)  # type: ignore[attr-defined]
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.seen.update(state)  # type: ignore[attr-defined]
+
+
+everything = CountingRecipe(name="everything", training=ALL_ON, make_model=normed_net, make_optimizer=grouped_adamw)
+normed = replace(recipe, name="normed", training=replace(ALL_ON, autocast="", accumulation=1), make_model=normed_net)
+half = replace(recipe, name="half", training=replace(recipe.training, autocast="float16", loss_scale=2.0**20))
+averaged = replace(recipe, name="averaged", training=replace(recipe.training, ema_decay=0.9))
+accumulated = replace(recipe, name="accumulated", training=replace(recipe.training, accumulation=3))
+lonely = replace(normed, name="lonely", training=replace(recipe.training, accumulation=3))
+
+
+class Shifted(nn.Module):
+    """A layer with a scalar parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, 1)
+        self.shift = nn.Parameter(torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner(inputs) + self.shift
+
+
+scalar = replace(recipe, name="scalar", make_model=Shifted)
+mixing = replace(recipe, name="mixing", make_optimizer=lambda model: torch.optim.Adafactor(model.parameters()))
