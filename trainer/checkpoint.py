@@ -1,151 +1,264 @@
 """Sealed checkpoints: a folder that is either whole and verified, or not there.
 
-    checkpoints/step-00000010/  state.safetensors  state.json  MANIFEST.json
+    checkpoints/  NEWEST.json  step-00000010/  __0_0.distcp  __1_0.distcp ...  .metadata  state.json  MANIFEST.json
 
-It is written as step-00000010.partial; MANIFEST.json, with each file's size and sha256 and its own digest, comes last; then the folder
-is renamed (the seal). Every file and the parent folder are fsynced before the next thing happens. Loading checks every digest before a
-byte is parsed; nothing is unpickled. A damaged folder is refused with its reason, and the next older one is taken.
+Tensors are in DCP's form (one file a rank, `.metadata` says where each part is), so they can be read back at any world size, whole or
+sharded. trainer/saver.py writes the folder as step-00000010.partial; the manifest, with each file's size and sha256 and a MAC over all of
+it, comes last; then the folder is renamed (the seal). NEWEST.json is signed too and says which step was sealed last.
+
+Loading checks before it parses: the MAC, the step, the run, the set of files, their sizes and every sha256. Only then is `.metadata`, a
+pickle, opened, from the very bytes that were checked. A checkpoint that does not verify is refused by name, on every rank, and the next
+older one is taken.
 """
 
+import hashlib
 import json
 import os
+import pickle
 import re
-import shutil
-from collections.abc import Callable, Mapping
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
-from safetensors.torch import load, save
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from trainer.seal_key import VARIABLE
 from trainer.state import State
-from validation.canonical import canonical_json, digest, sha256_hex
-from validation.errors import DataError
+from trainer.world import World
+from validation.errors import ConfigError, DataError
+from validation.manifest import (
+    MANIFEST,
+    FileSeal,
+    Manifest,
+    OtherRunError,
+    authenticate,
+    check_identity,
+    check_sha256,
+    check_sizes,
+    parse_manifest,
+)
 
-TENSORS = "state.safetensors"
+METADATA = ".metadata"
 PLAIN = "state.json"
-MANIFEST = "MANIFEST.json"
-FORMAT = 1
+CLAIM = "NEWEST.json"
 KEEP = 2  # sealed checkpoints; the older one is the way back when the newest is damaged
 
 _NAME = re.compile(r"step-(\d{8,})")
 
+Like = Callable[[str, torch.Size, torch.dtype], Tensor]  # an empty Tensor or DTensor to be filled, by name, whole shape and type
+T = TypeVar("T")
+
 
 class Resumed(NamedTuple):
-    """What could be loaded, and why newer checkpoints could not."""
+    """What could be loaded, and why newer checkpoints could not; the same on every rank."""
 
     state: State | None  # None: no usable checkpoint, start from step 0
     refused: tuple[str, ...]
+    damaged: frozenset[str] = frozenset()  # names of the folders that were refused
 
 
-def seal(root: Path, state: State, *, before_seal: Callable[[], None] = lambda: None) -> Path:
-    """Write a checkpoint and rename it into place; keeps the newest KEEP. Returns the sealed folder.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verified:
+    """A checkpoint whose MAC, step, run, files and sizes fit; the two small files as they were when their sha256 was checked."""
 
-    `before_seal` runs when all files but the manifest are on disk: where planned faults of phase "checkpoint" strike.
-    """
-    sealed = root / f"step-{state.step:08d}"
-    partial = sealed.with_name(f"{sealed.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # of an attempt that died here
-    partial.mkdir(parents=True)
-    tensors = save({name: value.cpu().contiguous().clone() for name, value in state.tensors.items()})
-    facts = {"step": state.step, "position": state.position, "seed": state.seed, "torch": torch.__version__, "plain": state.plain}
-    bodies = {TENSORS: tensors, PLAIN: canonical_json(facts)}
-    for name, body in bodies.items():
-        _write(partial / name, body)
-    before_seal()
-    _write(partial / MANIFEST, canonical_json(_manifest(state.step, bodies)))
-    _sync_folder(partial)
-    shutil.rmtree(sealed, ignore_errors=True)  # only there when it was refused before, or this step is being repeated
-    partial.rename(sealed)
-    _sync_folder(root)
-    _prune(root, sealed)
-    return sealed
+    folder: Path
+    manifest: Manifest
+    facts: Mapping[str, Any]  # state.json
+    metadata: bytes  # of DCP, still pickled
 
 
-def _prune(root: Path, sealed: Path) -> None:
-    folders = sealed_folders(root)
-    newest = folders.index(sealed)
-    for other in folders[:newest] + folders[newest + KEEP :]:  # a newer one was refused, else the run would have resumed from it
-        shutil.rmtree(other)
+def folder_name(step: int) -> str:
+    """The name of a step's sealed folder."""
+    return f"step-{step:08d}"
 
 
 def sealed_folders(root: Path) -> list[Path]:
     """Sealed checkpoints, newest first; whether they are whole is asked when they are loaded."""
-    found = [(int(match[1]), path) for path in root.glob("step-*") if (match := _NAME.fullmatch(path.name))]
+    found = [(step, path) for path in root.glob("step-*") if (step := step_of(path)) is not None]
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def load_newest(root: Path) -> Resumed:
-    """Load the newest checkpoint that verifies."""
-    refused: list[str] = []
-    for folder in sealed_folders(root):
+def step_of(folder: Path) -> int | None:
+    """The step in a sealed folder's name; None for any other name."""
+    match = _NAME.fullmatch(folder.name)
+    return int(match[1]) if match else None
+
+
+def load_newest(
+    root: Path, *, key: bytes, run: Mapping[str, Any], world: World, like: Like, newest_claimed: int | None = None
+) -> Resumed:  # fmt: skip
+    """Load the newest checkpoint that verifies, the same one on every rank. Collective.
+
+    Args: run, facts that tell this run from others, as they were sealed; newest_claimed, a step known to have been sealed (NEWEST.json is
+    asked in any case): when nothing that new is there any more, `refused` says so.
+    Raises: DataError when a checkpoint that verifies cannot be read, or when there are only those of other runs; ConfigError when all were
+    sealed with another key. Starting over would write over what is good for somebody.
+    """
+    mine = ([folder.name for folder in sealed_folders(root)], *_claim(root, key=key, run=run))
+    names, claimed, stranger = _everybodys(mine, world)[0]  # rank 0's view
+    refused = [stranger] if stranger else []
+    newest = max((step for step in (claimed, newest_claimed) if step is not None), default=-1)
+    if newest > max((step_of(Path(name)) or 0 for name in names), default=-1):
+        refused.append(_gone(newest))
+    damaged: list[str] = []
+    for name in names:
+        found, problem = _examined(root / name, key=key, run=run, world=world)
+        problems = [error for error in _everybodys(problem, world) if error is not None]
+        if found is not None and not problems:
+            return Resumed(load_tensors(found, like), tuple(refused), frozenset(damaged))
+        if isinstance(problems[0], OtherRunError) and name == names[-1]:
+            raise DataError(_foreign(root, problems[0]))
+        refused.append(_refusal(name, problems[0]))
+        damaged.append(name)
+    if names and stranger:
+        raise ConfigError(_another_key(root, len(names)))
+    return Resumed(None, tuple(refused), frozenset(damaged))
+
+
+def _everybodys(mine: T, world: World) -> list[T]:
+    """Every rank's value, by rank. Collective."""
+    if world.world_size == 1:
+        return [mine]
+    values: list[Any] = [None] * world.world_size
+    dist.all_gather_object(values, mine)
+    return values
+
+
+def _examined(folder: Path, *, key: bytes, run: Mapping[str, Any], world: World) -> tuple[Verified | None, DataError | None]:
+    """Verify this rank's share of a checkpoint; what is wrong with it."""
+    try:
+        found = verify_all_but_shards(folder, key=key, run=run)
+        verify_shards(found, rank=world.rank, world_size=world.world_size)
+    except DataError as error:
+        return None, error
+    return found, None
+
+
+def verify_all_but_shards(folder: Path, *, key: bytes, run: Mapping[str, Any]) -> Verified:
+    """Check manifest, step, run, set of files, sizes, and the files that are not tensors. Raises DataError saying what is wrong."""
+    manifest = parse_manifest(_read(folder, MANIFEST), key)
+    check_identity(manifest, step=step_of(folder), run=run)
+    check_sizes(manifest, _sizes(folder))
+    bodies = {name: _read(folder, name) for name in (METADATA, PLAIN)}
+    for name, body in bodies.items():
+        check_sha256(manifest, name, hashlib.sha256(body).hexdigest())
+    return Verified(folder=folder, manifest=manifest, facts=json.loads(bodies[PLAIN]), metadata=bodies[METADATA])
+
+
+def verify_shards(found: Verified, *, rank: int = 0, world_size: int = 1) -> None:
+    """Check the tensors' files, or every `world_size`-th of them from `rank` on. Raises DataError naming the one that is damaged."""
+    shards = [name for name in sorted(found.manifest.files) if name not in (METADATA, PLAIN)]
+    for name in shards[rank::world_size]:
         try:
-            return Resumed(load_sealed(folder), tuple(refused))
-        except DataError as error:
-            refused.append(str(error))
-    return Resumed(None, tuple(refused))
+            seal = file_seal(found.folder / name)
+        except OSError as error:
+            raise DataError(f"{name} cannot be read ({error.strerror})") from None
+        check_sha256(found.manifest, name, seal.sha256)
 
 
-def load_sealed(folder: Path) -> State:
-    """Verify one checkpoint and read it. Raises DataError saying which file is damaged and how."""
-    manifest = _verified_manifest(folder)
-    bodies = {name: _verified(folder, name, entry) for name, entry in manifest["files"].items()}
-    facts = json.loads(bodies[PLAIN])
-    return State(
-        step=facts["step"], position=facts["position"], seed=facts["seed"], tensors=load(bodies[TENSORS]), plain=facts["plain"]
-    )  # fmt: skip
+def file_seal(path: Path, *, from_disk: bool = False) -> FileSeal:
+    """Size and sha256 of a file. `from_disk` drops what memory holds of it first, so that it is the disk that answers."""
+    with path.open("rb") as file:
+        if from_disk:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return FileSeal(bytes=file.tell(), sha256=digest)
 
 
-def _manifest(step: int, bodies: Mapping[str, bytes]) -> dict[str, Any]:
-    files = {name: {"bytes": len(body), "sha256": sha256_hex(body)} for name, body in bodies.items()}
-    core = {"format": FORMAT, "step": step, "files": files}
-    return core | {"sha256": digest(core)}
+def load_tensors(found: Verified, like: Like) -> State:
+    """Read a verified checkpoint: each rank the parts that its tensors need. Raises DataError when it holds more than tensors."""
+    metadata: Metadata = pickle.loads(found.metadata)  # noqa: S301  # its sha256 is in a manifest whose MAC fits
+    entries = metadata.state_dict_metadata
+    tensors = {
+        name: like(name, entry.size, entry.properties.dtype) for name, entry in entries.items() if isinstance(entry, TensorStorageMetadata)
+    }
+    if strange := sorted(entries.keys() - tensors.keys()):
+        raise DataError(
+            f"checkpoint {found.folder.name} holds objects besides tensors ({', '.join(strange[:3])}). They would have to be unpickled, "
+            "so it was not loaded. Write it again with this version."
+        )
+    planner, reader = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False), FileSystemReader(found.folder)
+    planner.set_up_planner(tensors, metadata, is_coordinator=True)
+    reader.set_up_storage_reader(metadata, is_coordinator=True)
+    reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
+    facts = found.facts
+    return State(step=facts["step"], position=facts["position"], seed=facts["seed"], tensors=tensors, plain=facts["plain"])
 
 
-def _verified_manifest(folder: Path) -> dict[str, Any]:
+def _read(folder: Path, name: str) -> bytes:
     try:
-        manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
-        core = {key: manifest[key] for key in ("format", "step", "files")}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged(folder, MANIFEST, f"cannot be read ({type(error).__name__})") from None
-    if manifest.get("sha256") != digest(core):
-        raise _damaged(folder, MANIFEST, "does not match its own digest")
-    if folder.name != f"step-{core['step']:08d}":
-        raise _damaged(folder, MANIFEST, f"belongs to step {core['step']}")
-    if core["format"] != FORMAT or set(core["files"]) != {TENSORS, PLAIN}:
-        raise _damaged(folder, MANIFEST, f"is of format {core['format']} with files {sorted(core['files'])}, not format {FORMAT}")
-    return manifest
-
-
-def _verified(folder: Path, name: str, entry: Mapping[str, Any]) -> bytes:
-    try:
-        body = (folder / name).read_bytes()
+        return (folder / name).read_bytes()
+    except FileNotFoundError:
+        raise DataError(f"{name} is missing") from None
     except OSError as error:
-        raise _damaged(folder, name, f"cannot be read ({type(error).__name__})") from None
-    if len(body) != entry["bytes"]:
-        raise _damaged(folder, name, f"has {len(body)} bytes, {entry['bytes']} were sealed")
-    if (found := sha256_hex(body)) != entry["sha256"]:
-        raise _damaged(folder, name, f"has sha256 {found[:12]}…, {entry['sha256'][:12]}… was sealed")
-    return body
+        raise DataError(f"{name} cannot be read ({error.strerror})") from None
 
 
-def _damaged(folder: Path, name: str, how: str) -> DataError:
-    return DataError(
-        f"checkpoint {folder.name} is damaged: {name} {how}. Nothing of it was used; the next older sealed checkpoint is. "
+def _sizes(folder: Path) -> dict[str, int]:
+    """Size of every file but the manifest, by name. Raises DataError for what is no file."""
+    sizes = {}
+    for path in folder.iterdir():
+        facts = path.lstat()
+        if not stat.S_ISREG(facts.st_mode):
+            raise DataError(f"{path.name} is no plain file")
+        sizes[path.name] = facts.st_size
+    sizes.pop(MANIFEST, None)
+    return sizes
+
+
+def _claim(root: Path, *, key: bytes, run: Mapping[str, Any]) -> tuple[int | None, str]:
+    """The step that NEWEST.json says was sealed last, and what is wrong with that file."""
+    try:
+        core = authenticate((root / CLAIM).read_bytes(), key, name=CLAIM)
+    except OSError:
+        return None, ""
+    except DataError as error:
+        return None, f"{error}. It cannot be told whether the newest checkpoint is still there; the newest that is left is taken."
+    return (core["step"], "") if core.get("run") == run else (None, "")
+
+
+def _gone(step: int) -> str:
+    return (
+        f"checkpoint {folder_name(step)} was sealed and is gone. Training goes on from the newest one that is left. If nobody removed it "
+        "on purpose, look for what did (a clean-up job, a failing disk)."
+    )
+
+
+def _foreign(root: Path, error: DataError) -> str:
+    return (
+        f"{root} holds no checkpoint of this run ({error}). Training from the start would write over that run's, so nothing was started. "
+        "Give this run an empty folder, or start the run that the folder belongs to."
+    )
+
+
+def _another_key(root: Path, count: int) -> str:
+    return (
+        f"none of the {count} checkpoints in {root} fits the seal key, and neither does {CLAIM}: they were sealed with another one. "
+        f"Training from the start would write over them, so nothing was started. Set {VARIABLE} (or the file seal.key) to that "
+        "installation's key, or give this run an empty folder."
+    )
+
+
+def _refusal(name: str, how: DataError) -> str:
+    return (
+        f"checkpoint {name} is damaged: {how}. Nothing of it was used; the next older sealed checkpoint is. "
         "Check the disk if this happens again."
     )
 
 
-def _write(path: Path, body: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(body)
-        file.flush()
-        os.fsync(file.fileno())
+def retired(folders: Sequence[Path], sealed: Path, damaged: frozenset[str]) -> list[Path]:
+    """Which folders may go now that `sealed` stands and was read back; `folders` newest first.
 
-
-def _sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    The newest KEEP - 1 good ones before it stay; what was refused goes. A newer one was refused too (else the run would have gone on from
+    it); it stays until training has passed its step, since this run cannot make it again before.
+    """
+    older = folders[folders.index(sealed) + 1 :]
+    good = [folder for folder in older if folder.name not in damaged]
+    return [folder for folder in older if folder not in good[: KEEP - 1]]

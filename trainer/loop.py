@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer import checkpoint
 from trainer.config import TrainJob
 from trainer.evaluate import measure_quality
 from trainer.norms import clip_, global_norm
@@ -156,22 +155,19 @@ def _evaluate(run: Training, totals: Totals) -> None:
 
 
 def _checkpoint(run: Training) -> None:
-    """Seal the state after this update; first every rank's rows are on disk, since the seal says that nothing before it is lost."""
+    """Save the state after this update; first this rank's rows are on disk, since the seal says that nothing before it is lost."""
+    assert run.saver is not None  # every run with checkpoint_every has one
     run.clock.resume()
     run.parts.flush(run.clock.take(), durable=True)
-    meet()
-    step = run.step - 1
-    if run.world.rank == 0:
-        state = run.state()
-        checkpoint.seal(run.folder / "checkpoints", state, before_seal=lambda: run.faults.at("seal", step))
-    else:
-        run.faults.at("seal", step)
+    run.saver.save(run.state())
     run.clock.lap("checkpoint")
     run.clock.keep()
 
 
 def _finish(run: Training) -> None:
-    """Leave the model, the digest of the whole state and what the run cost on this rank."""
+    """Leave the model, the digest of the whole state and what the run cost on this rank; the last checkpoint is sealed when it is over."""
+    if run.saver is not None:
+        run.saver.close()
     weights = served_weights(run.model, run.ema)
     if run.world.rank == 0:
         save_weights(weights, run.folder / "model.safetensors")

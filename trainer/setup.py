@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import FileStore, PrefixStore
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from trainer.checkpoint import load_newest
+from trainer.checkpoint import load_newest, sealed_folders
 from trainer.checks import Probed, check_coupled, check_loss, check_model, check_modules, switch_off_dropout
 from trainer.config import TrainJob
 from trainer.drills import drilled
@@ -29,8 +29,10 @@ from trainer.parallel import ShardedReduction, check_optimizer, check_sharding, 
 from trainer.parts import PartWriter, part_folder
 from trainer.recipe import Recipe, SplitData, load_recipe
 from trainer.reduce import ExactReduction, FastReduction, Reduction
+from trainer.saver import Saver
 from trainer.scaler import LossScaler
-from trainer.state import State, restore, served_weights, snapshot, weights_of
+from trainer.seal_key import seal_key
+from trainer.state import State, blank, restore, served_weights, snapshot, weights_of
 from trainer.telemetry import StepClock
 from trainer.world import Emit, World
 
@@ -61,6 +63,7 @@ class Training:
     step: int = 0  # updates done
     position: int = 0  # samples consumed
     refused: tuple[str, ...] = ()  # damaged checkpoints that were passed over
+    saver: Saver | None = None  # of a run that makes checkpoints
     judge: SplitData | None = None  # on rank 0 of a run that measures its quality
     kept: dict[str, Tensor] = field(default_factory=dict)  # gradients and weights to be left behind
     ema: dict[str, Tensor] = field(default_factory=dict)  # averaged weights by name, empty unless the recipe asks for them
@@ -205,7 +208,7 @@ def prepare(job: TrainJob, world: World, emit: Emit) -> Training:
         judge=recipe.data("judge") if job.evaluate and world.rank == 0 else None,
     )  # fmt: skip
     faults.at("load", 0)
-    _resume(run)
+    _resume(run, emit)
     return run
 
 
@@ -245,9 +248,19 @@ def _reduction(
     return FastReduction(model, world, clock, faults, moving, has_unused=probed.has_unused)
 
 
-def _resume(run: Training) -> None:
-    """Load the newest checkpoint that verifies. Every rank reads the folder by itself: the state is the same for all."""
-    state, run.refused = load_newest(run.folder / "checkpoints")
+def _resume(run: Training, emit: Emit) -> None:
+    """Load the newest checkpoint that verifies, and stand ready to make the next. Collective."""
+    root = run.folder / "checkpoints"
+    if not run.job.checkpoint_every and not sealed_folders(root):
+        return
+    key, facts = seal_key(), {"recipe": run.recipe.name, "seed": run.order.seed, "samples": run.order.size}
+    state, run.refused, damaged = load_newest(root, key=key, run=facts, world=run.world, like=blank(run.model))
+    if run.job.checkpoint_every:
+        run.saver = Saver(
+            root, run.world, key=key, run=facts, at=run.faults.at, emit=emit, timeout_s=run.job.stall_s, damaged=damaged,
+            about={"parallel": run.job.parallel},
+        )  # fmt: skip
+        run.faults.settle = run.saver.settle
     if state is None:
         return
     run.put_back(state)

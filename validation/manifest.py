@@ -25,6 +25,10 @@ _NAME = re.compile(r"\.?[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+class OtherRunError(DataError):
+    """The checkpoint is whole, and another run's."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileSeal:
     """What was written to one file."""
@@ -87,13 +91,13 @@ def authenticate(body: bytes, key: bytes, *, name: str) -> dict[str, Any]:
 
 
 def check_identity(manifest: Manifest, *, step: int | None = None, run: Mapping[str, Any] | None = None) -> None:
-    """Hold a manifest against where it was found. Raises DataError when it belongs to another step or run."""
+    """Hold a manifest against where it was found. Raises DataError for another step, OtherRunError for another run."""
     if step is not None and manifest.step != step:
         raise DataError(f"{MANIFEST} belongs to step {manifest.step}, not to step {step}")
     wanted = manifest.run if run is None else plain(run)
     for name in sorted(wanted.keys() | manifest.run.keys()):
         if manifest.run.get(name) != wanted.get(name):
-            raise DataError(f"{MANIFEST} belongs to another run: {name} is {manifest.run.get(name)!r}, not {wanted.get(name)!r}")
+            raise OtherRunError(f"{MANIFEST} belongs to another run: {name} is {manifest.run.get(name)!r}, not {wanted.get(name)!r}")
 
 
 def check_sizes(manifest: Manifest, sizes: Mapping[str, int]) -> None:

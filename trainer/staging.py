@@ -1,0 +1,98 @@
+"""A copy of the training state in host memory: the only part of a checkpoint that training waits for."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
+from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
+from torch.distributed.tensor import DTensor, Shard
+
+from trainer.world import World
+
+MIN_SHARE_BYTES = 2**18  # of one rank: below, another file costs more (open, fsync, read back) than it spreads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """One tensor's part that this rank saves."""
+
+    name: str
+    size: torch.Size  # of the whole tensor
+    offset: torch.Size  # of this part in it
+    host: Tensor  # (this part's shape) on the CPU, in storage of its own
+
+
+class HostCopy:
+    """This rank's share of the state, copied into buffers that are made once and used again by every save.
+
+    A shard is saved by the rank that has it. What is the same on every rank is spread over them by size, so that each copies and writes
+    its share and every byte is saved once; who saves what follows from names, sizes and the world size, without a word between ranks.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self._layout: Any = None
+        self.pieces: tuple[Piece, ...] = ()  # in the order of the state; another tuple whenever names, shapes, types or shards change
+
+    def take(self, tensors: Mapping[str, Tensor]) -> tuple[Piece, ...]:
+        """Copy the living tensors; the pieces hold until the next call. Waits for the GPU when there is one."""
+        layout = [(name, value.shape, value.dtype, value.device, getattr(value, "placements", None)) for name, value in tensors.items()]
+        if layout != self._layout:
+            self.pieces = tuple(_pieces(tensors, self._world))
+            self._layout = layout
+        sources = [_local(tensors[piece.name]) for piece in self.pieces]
+        if sources:
+            torch._foreach_copy_([piece.host for piece in self.pieces], sources, non_blocking=True)
+        if any(source.device.type == "cuda" for source in sources):
+            torch.cuda.synchronize()
+        return self.pieces
+
+
+def save_plan(pieces: tuple[Piece, ...]) -> SavePlan:
+    """What DCP is to write for these pieces."""
+    return SavePlan([_write_item(piece) for piece in pieces])
+
+
+def _write_item(piece: Piece) -> WriteItem:
+    chunk = ChunkStorageMetadata(offsets=piece.offset, sizes=piece.host.shape)
+    facts = TensorWriteData(chunk=chunk, properties=TensorProperties.create_from_tensor(piece.host), size=piece.size)
+    return WriteItem(index=MetadataIndex(piece.name, piece.offset), type=WriteItemType.SHARD, tensor_data=facts)
+
+
+def _pieces(tensors: Mapping[str, Tensor], world: World) -> list[Piece]:
+    shared = _shared_by_rank({name: value.nbytes for name, value in tensors.items() if not _is_sharded(value)}, world.world_size)
+    mine = shared[world.rank]
+    return [_piece(name, value) for name, value in tensors.items() if name in mine or (_is_sharded(value) and _local(value).numel())]
+
+
+def _shared_by_rank(sizes: Mapping[str, int], world_size: int) -> list[set[str]]:
+    """Deal names out to ranks: the largest first, each to the rank that has least. No more ranks than are worth a file of their own."""
+    writers = min(world_size, max(1, sum(sizes.values()) // MIN_SHARE_BYTES))
+    shares: list[set[str]] = [set() for _ in range(world_size)]
+    loads = [0] * writers
+    for name in sorted(sizes, key=lambda name: (-sizes[name], name)):
+        rank = loads.index(min(loads))
+        shares[rank].add(name)
+        loads[rank] += sizes[name]
+    return shares
+
+
+def _piece(name: str, value: Tensor) -> Piece:
+    local = _local(value)
+    offset = torch.Size([0] * value.dim())
+    if isinstance(value, DTensor) and _is_sharded(value):
+        offset = torch.Size(value.__create_chunk_list__()[0].offsets)  # type: ignore[no-untyped-call]  # DCP's own protocol for it
+    # the same memory layout as the source's: a plain copy; pinned: a GPU copies without a bounce
+    host = torch.empty_like(local, device="cpu", pin_memory=local.device.type == "cuda")
+    return Piece(name=name, size=value.shape, offset=offset, host=host)
+
+
+def _local(value: Tensor) -> Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _is_sharded(value: Tensor) -> bool:
+    return isinstance(value, DTensor) and any(isinstance(placement, Shard) for placement in value.placements)
