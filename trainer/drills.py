@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from trainer.config import DRILLS
+from trainer.dataset import fetch_keyed
 from trainer.recipe import Batch, Recipe, SplitData
+from trainer.streams import Words
 from validation.errors import ConfigError
 
 DRILL_SHARE = 0.10  # of the train split that the chosen slice should hold: enough to learn from, too little to show in the mean
@@ -53,7 +55,13 @@ class RelabelledData:
 
     def batch(self, rows: npt.NDArray[np.int64]) -> Batch:
         """Fetch rows, with the labels of the chosen ones moved."""
-        batch = self._data.batch(rows)
+        return self._moved(rows, self._data.batch(rows))
+
+    def keyed_batch(self, rows: npt.NDArray[np.int64], keys: Words) -> Batch:
+        """Fetch rows by the keys of their random streams where the split has such."""
+        return self._moved(rows, fetch_keyed(self._data, rows, keys))
+
+    def _moved(self, rows: npt.NDArray[np.int64], batch: Batch) -> Batch:
         following = (torch.searchsorted(self._values, batch.labels.contiguous()) + 1) % len(self._values)
         inside = torch.from_numpy(self._inside[rows]).view(-1, *([1] * (batch.labels.ndim - 1)))
         return batch._replace(labels=torch.where(inside, self._values[following], batch.labels))

@@ -1,11 +1,14 @@
 """What one rank puts through the model in one step: its lanes' samples, as micro-batches, and their ledger rows."""
 
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.dataset import fetch
+from trainer.loader import Loader, Request
 from trainer.order import Order, Rows, lane_span
 from trainer.parts import Ledger
 from trainer.recipe import Batch, SplitData
@@ -32,14 +35,23 @@ class Cut(NamedTuple):
     counts: float
 
 
+class Located(NamedTuple):
+    """This rank's share of a global batch."""
+
+    positions: Rows  # ascending
+    rows: Rows
+
+
 class Feed:
     """Cuts every global batch into this rank's micro-batches."""
 
     def __init__(
         self, data: SplitData, order: Order, own: range, lanes: int, device: torch.device, *, double: bool, drop_lane: bool,
-        accumulation: int = 1, stand_in: int = 1,
+        accumulation: int = 1, stand_in: int = 1, workers: int = 0,
     ) -> None:  # fmt: skip
-        """Args: own, lanes of this rank, ascending; accumulation, parts of each micro-batch; stand_in, samples for empty lanes."""
+        """Args: own, lanes of this rank, ascending; accumulation, parts of each micro-batch; stand_in, samples for empty lanes; workers,
+        processes that fetch ahead, from the first batch that is asked for on (0: this process fetches).
+        """
         self._data = data
         self._order = order
         self._lanes = lanes
@@ -49,11 +61,14 @@ class Feed:
         self._dropped = lanes - 1 if drop_lane and own[-1] == lanes - 1 else None
         self._parts = accumulation
         self._stand_in = stand_in
-        self._last: tuple[range, Rows, Rows] | None = None  # the batch asked last, own positions and rows in it
+        self._workers = workers
+        self._loader: Loader | None = None
+        self._next = -1  # position up to which batches were taken from the loader
+        self._last: tuple[range, Located] | None = None  # the batch asked last
 
     def positions(self, batch: range) -> Rows:
         """Positions of this rank's lanes in a global batch, ascending; possibly none."""
-        return self._asked(batch)[0]
+        return self._asked(batch).positions
 
     def ledger(self, step: int, batch: range) -> Ledger:
         """(n, 4): step, lane, position, sample id of every sample of this rank's lanes."""
@@ -62,15 +77,65 @@ class Feed:
         return np.stack((np.full(len(rows), step), lanes, positions, self._data.sample_ids[rows]), axis=1).astype(np.int64)
 
     def micro_batches(self, batch: range, reduction: Reduction) -> list[MicroBatch]:
-        """Fetch this rank's samples, grouped as the reduction wants them, each group cut into its parts."""
-        cuts = [cut for group in reduction.groups(self._own) for cut in self._cuts(group, batch)]
-        return [MicroBatch(cut.lane, cut.part, cut.is_last, self._fetch(self._rows_of(cut, batch)), cut.counts) for cut in cuts]
+        """Fetch this rank's samples, grouped as the reduction wants them, each group cut into its parts.
+
+        Where the random streams stand afterwards is not said: with workers they have not moved, else the recipe's data code has drawn.
+        """
+        groups = reduction.groups(self._own)
+        cuts = self._cuts(groups, batch)
+        if self._workers:
+            loader = self._loader_at(batch, groups)
+            fetched = [loader.take() for _ in cuts]
+        else:
+            fetched = [fetch(self._data, *request) for request in self._requests(cuts, self._asked(batch))]
+        return [MicroBatch(*cut[:3], self._on_device(samples), cut.counts) for cut, samples in zip(cuts, fetched, strict=True)]
 
     def probe(self, samples: int) -> Batch:
         """The run's first samples, for checks before the first step; the same on every rank."""
-        return self._fetch(self._order.rows(range(min(samples, self._order.size))))
+        return self._on_device(fetch(self._data, *self._request(range(min(samples, self._order.size)))))
 
-    def _cuts(self, group: range, batch: range) -> list[Cut]:
+    def close(self) -> None:
+        """End the loader workers, if there are any."""
+        if self._loader is not None:
+            self._loader.close()
+            self._loader = None
+
+    def _loader_at(self, batch: range, groups: Sequence[range]) -> Loader:
+        """The loader whose next batches are this batch's: started at the first one, and anew when the caller went elsewhere."""
+        if self._loader is None or batch.start != self._next:
+            self.close()
+            self._loader = Loader(self._data, self._upcoming(batch, groups), self._workers)
+        self._next = batch.stop
+        return self._loader
+
+    def _upcoming(self, batch: range, groups: Sequence[range]) -> Iterator[Request]:
+        """Requests of all micro-batches from a batch on, to the end of the order."""
+        while batch:
+            yield from self._requests(self._cuts(groups, batch), self._located(batch))
+            batch = self._order.span(batch.stop)
+
+    def _requests(self, cuts: Sequence[Cut], own: Located) -> list[Request]:
+        keys = self._order.keys(own.positions, self._data.sample_ids[own.rows])
+        starts = np.searchsorted(own.positions, [cut.positions.start for cut in cuts])
+        inside = [slice(start, start + len(cut.positions)) for start, cut in zip(starts, cuts, strict=True)]
+        return [
+            Request(own.rows[place], keys[place]) if cut.counts else self._stand_in_request(cut)
+            for place, cut in zip(inside, cuts, strict=True)
+        ]
+
+    def _stand_in_request(self, cut: Cut) -> Request:
+        """Samples of the batch's start, repeated when the whole batch has fewer."""
+        rows, keys = self._request(cut.positions)
+        return Request(np.resize(rows, self._stand_in), np.resize(keys, self._stand_in))
+
+    def _request(self, positions: range) -> Request:
+        rows = self._order.rows(positions)
+        return Request(rows, self._order.keys(positions, self._data.sample_ids[rows]))
+
+    def _cuts(self, groups: Sequence[range], batch: range) -> list[Cut]:
+        return [cut for group in groups for cut in self._cuts_of(group, batch)]
+
+    def _cuts_of(self, group: range, batch: range) -> list[Cut]:
         """Parts [p * n // A, (p + 1) * n // A) of a group's n samples; empty ones are left out, but one stand-in stays."""
         kept = [lane for lane in group if lane != self._dropped] or [group[0]]
         span = range(lane_span(batch, kept[0], self._lanes).start, lane_span(batch, kept[-1], self._lanes).stop)
@@ -80,23 +145,19 @@ class Feed:
             return [Cut(group[0], 0, True, batch[: self._stand_in], 0.0)]
         return [Cut(group[0], part, part == full[-1][0], positions, 1.0) for part, positions in full]
 
-    def _rows_of(self, cut: Cut, batch: range) -> Rows:
-        if not cut.counts:
-            return np.resize(self._order.rows(cut.positions), self._stand_in)  # repeated when the whole batch has fewer
-        positions, rows = self._asked(batch)
-        offset = int(np.searchsorted(positions, cut.positions.start))
-        return rows[offset : offset + len(cut.positions)]
-
-    def _asked(self, batch: range) -> tuple[Rows, Rows]:
-        """Positions of this rank's lanes and their rows; asked several times a step, computed once."""
+    def _asked(self, batch: range) -> Located:
+        """`_located`, asked several times a step, computed once."""
         if self._last is None or self._last[0] != batch:
-            spans = [lane_span(batch, lane, self._lanes) for lane in self._own]
-            positions = np.concatenate([np.arange(span.start, span.stop, dtype=np.int64) for span in spans])
-            self._last = (batch, positions, self._order.rows(positions))
-        return self._last[1:]
+            self._last = (batch, self._located(batch))
+        return self._last[1]
 
-    def _fetch(self, rows: Rows) -> Batch:
-        return Batch(*(cast_input(value, self._device, double=self._double) for value in self._data.batch(rows)))
+    def _located(self, batch: range) -> Located:
+        spans = [lane_span(batch, lane, self._lanes) for lane in self._own]
+        positions = np.concatenate([np.arange(span.start, span.stop, dtype=np.int64) for span in spans])
+        return Located(positions, self._order.rows(positions))
+
+    def _on_device(self, batch: Batch) -> Batch:
+        return Batch(*(cast_input(value, self._device, double=self._double) for value in batch))
 
 
 def cast_input(value: Tensor, device: torch.device, *, double: bool) -> Tensor:

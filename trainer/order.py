@@ -109,7 +109,7 @@ class Order:
 
     def rows(self, positions: range | Rows) -> Rows:
         """Rows at any positions, in order."""
-        wanted = np.asarray(positions, dtype=np.int64)
+        wanted = _numbers(positions)
         epochs, offsets = np.divmod(wanted, self.size)
         rows = np.empty_like(wanted)
         for epoch in np.unique(epochs):
@@ -122,7 +122,16 @@ class Order:
 
         Args: sample_ids, those of the positions' rows, (B,). Returns: (B,).
         """
-        return sample_keys(self.seed, np.asarray(positions, dtype=np.int64) // self.size, sample_ids)
+        return sample_keys(self.seed, _numbers(positions) // self.size, sample_ids)
+
+
+def _numbers(positions: range | Rows) -> Rows:
+    """numpy would read a range number by number."""
+    return (
+        np.arange(positions.start, positions.stop, positions.step)
+        if isinstance(positions, range)
+        else np.asarray(positions, dtype=np.int64)
+    )
 
 
 def lane_span(batch: range, lane: int, lanes: int) -> range:

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from tiny_recipe import TinyData
 
 from trainer.feed import Feed
+from trainer.lanes import rank_lanes
 from trainer.order import Order, lane_span
 from trainer.recipe import Batch
-from trainer.world import World
 
 LANES = 8
 
@@ -38,7 +38,8 @@ def feed(rank: int = 0, world_size: int = 1, *, size: int = 100, batch: int = 30
     """A feed over `size` numbered samples, one epoch."""
     order = Order(seed=5, size=size, epochs=1, global_batch_size=batch)
     usual = {"double": False, "drop_lane": False}
-    return Feed(Numbered(size, 1), order, World(rank=rank, world_size=world_size), LANES, torch.device("cpu"), **(usual | options)), order
+    own = rank_lanes(rank, world_size, LANES)
+    return Feed(Numbered(size, 1), order, own, LANES, torch.device("cpu"), **(usual | options)), order
 
 
 @given(size=st.integers(1, 60), batch=st.integers(1, 60), world_size=st.integers(1, LANES), parts=st.integers(1, 5), together=st.booleans())
