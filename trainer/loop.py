@@ -168,6 +168,7 @@ def _finish(run: Training) -> None:
     """Leave the model, the digest of the whole state and what the run cost on this rank; the last checkpoint is sealed when it is over."""
     if run.saver is not None:
         run.saver.close()
+    run.feed.close()
     weights = served_weights(run.model, run.ema)
     if run.world.rank == 0:
         save_weights(weights, run.folder / "model.safetensors")

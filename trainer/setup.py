@@ -233,7 +233,7 @@ def _feed(job: TrainJob, world: World, recipe: Recipe, train: SplitData, order: 
     lanes_of = strided_lanes if _is_sharded(job, world) and job.reduction == "exact" else rank_lanes
     return Feed(
         train, order, lanes_of(world.rank, world.world_size, plan.lanes), plan.lanes, device, double=job.precision == "float64",
-        drop_lane=job.defect == "drop_lane", accumulation=plan.accumulation,
+        drop_lane=job.defect == "drop_lane", accumulation=plan.accumulation, workers=plan.loader_workers,
     )  # fmt: skip
 
 
