@@ -1,13 +1,16 @@
-"""Kill ranks at random and demand that nothing is lost: every killed run ends with the bits of a run that nobody disturbed.
+"""Kill a run at random and demand that nothing is lost: every killed run ends with the bits of a run that nobody disturbed.
 
     python benchmarks/kill_campaign.py [--kills 100] [--seed 1] [--json] [--quick]
 
-Each run draws from its own seed: the world size it starts with and goes on with (1 to 8, often another one), one SIGKILL or two (the
-second one in the second attempt), their rank, step and phase, and the distance of checkpoints. It runs through trainer.ranks.run_group
-and is compared with an undisturbed twin of one rank: digest of weights and optimizer on every rank, and of the sample ledger.
-One history line a kill on stderr; the exit code is 1 if any run differs, is not restarted, or if a planned kill did not fire.
+Each run draws from its own seed: the world size it starts with and goes on with (1 to 8, often another one), one death or two (the
+second one in the second attempt), their kind, rank, step and phase, the distance of checkpoints, the way of sharding, and one of two
+models: a tiny one, whose gradients travel at once, and one whose gradients travel by chunks. Kinds: SIGKILL of a rank (most), SIGSTOP of
+a rank, SIGKILL of the group's leader. Phases: every step's, a checkpoint's staging, writing and sealing, and in second attempts loading.
+The run goes through trainer.ranks.run_group and is compared with an undisturbed twin of one rank: digest of weights and optimizer on
+every rank, and of the sample ledger. One history line a death on stderr; the exit code is 1 if any run differs, is not restarted, or if a
+planned death did not happen.
 
-Limits: a tiny model (the bits, not the load, are on trial) on one machine; SIGKILL of single ranks, not of the leader or the machine.
+Limits: small models (the bits, not the load, are on trial) on one machine, which itself stays up.
 """
 
 import random
@@ -21,12 +24,15 @@ from pathlib import Path
 from support.output import Document, parser, progress, publish
 
 from trainer import ranks
-from trainer.config import FAULT_PHASES, Fault, TrainJob
+from trainer.config import FAULT_PHASES, SAVE_PHASES, Fault, FaultKind, Parallel, TrainJob
 from validation.records import RunRecord
 
-RECIPE = "support.recipes:tiny"
+RECIPES = ("support.recipes:tiny", "support.recipes:tiny", "support.recipes:chunked")  # the slower one in a third of the runs
+MODES: tuple[Parallel, ...] = ("ddp",)
+KINDS: tuple[FaultKind, ...] = ("kill",) * 8 + ("stop", "launcher")  # a stop takes two seconds to be noticed
 STEPS = 12
-LARGEST_WORLD = 8  # the recipe's lanes
+LARGEST_WORLD = 8  # the recipes' lanes
+FSDP2_WORLDS = (1, 2, 4, 8)  # exact sharding needs equal lanes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +40,8 @@ class Plan:
     """One run of the campaign."""
 
     seed: int
+    recipe: str
+    parallel: Parallel
     world_sizes: tuple[int, ...]  # by attempt
     checkpoint_every: int  # updates
     faults: tuple[Fault, ...]  # one an attempt but the last
@@ -44,6 +52,8 @@ class Kill:
     """One death and whether its run came out equal."""
 
     seed: int
+    recipe: str
+    parallel: str
     fault: str
     world_size: int
     resumed_world_size: int
@@ -53,54 +63,65 @@ class Kill:
 
     def __str__(self) -> str:
         return (
-            f"seed {self.seed}: {self.fault}, W {self.world_size} -> {self.resumed_world_size}, from step {self.resumed_from_step}, "
-            f"{self.recovery_s:.2f} s, {'equal' if self.equal else 'DIFFERENT'}"
+            f"seed {self.seed}: {self.recipe.partition(':')[2]} {self.parallel} {self.fault}, W {self.world_size} -> "
+            f"{self.resumed_world_size}, from step {self.resumed_from_step}, {self.recovery_s:.2f} s, "
+            f"{'equal' if self.equal else 'DIFFERENT'}"
         )
 
 
 def draw_plan(seed: int) -> Plan:
-    """The run of one seed; a second kill is planned where the first one leaves a step for it."""
+    """The run of one seed; a second death is planned where the first one leaves a step for it."""
     draw = random.Random(seed)
-    checkpoint_every = draw.choice((1, 2, 3, 5))
+    checkpoint_every, recipe, parallel = draw.choice((1, 2, 3, 5)), draw.choice(RECIPES), draw.choice(MODES)
+    sizes = FSDP2_WORLDS if parallel == "fsdp2" else tuple(range(1, LARGEST_WORLD + 1))
     faults: list[Fault] = []
-    world_sizes = [draw.randint(1, LARGEST_WORLD)]
+    world_sizes = [draw.choice(sizes)]
     first_step = 0
     for attempt in range(draw.choice((1, 2))):
         if first_step >= STEPS:
             break
         faults.append(draw_fault(draw, world_sizes[-1], attempt, first_step, checkpoint_every))
         first_step = last_step_of(faults[-1], checkpoint_every)
-        world_sizes.append(draw.choice((world_sizes[-1], draw.randint(1, LARGEST_WORLD), draw.randint(1, LARGEST_WORLD))))
-    return Plan(seed=seed, world_sizes=tuple(world_sizes), checkpoint_every=checkpoint_every, faults=tuple(faults))
+        world_sizes.append(draw.choice((world_sizes[-1], draw.choice(sizes), draw.choice(sizes))))
+    return Plan(
+        seed=seed, recipe=recipe, parallel=parallel, world_sizes=tuple(world_sizes), checkpoint_every=checkpoint_every, faults=tuple(faults)
+    )  # fmt: skip
 
 
 def draw_fault(draw: random.Random, world_size: int, attempt: int, first_step: int, checkpoint_every: int) -> Fault:
-    """A SIGKILL at a moment that this attempt will certainly reach, however far back it has to begin."""
-    last_seal = STEPS // checkpoint_every * checkpoint_every - 1  # the last step that is followed by a checkpoint
-    phase = draw.choice([phase for phase in FAULT_PHASES if phase != "checkpoint" or first_step <= last_seal])
-    step = draw.randint(first_step, last_seal if phase == "checkpoint" else STEPS - 1)
-    return Fault(kind="kill", rank=draw.randrange(world_size), step=step, phase=phase, attempt=attempt)
+    """A death at a moment that this attempt will certainly reach, however far back it has to begin."""
+    last_save = STEPS // checkpoint_every * checkpoint_every - 1  # the last step that is followed by a checkpoint
+    phases = [phase for phase in FAULT_PHASES if phase not in SAVE_PHASES or first_step <= last_save]
+    phase = draw.choice([phase for phase in phases if phase != "load" or attempt > 0])
+    step = draw.randint(first_step, last_save if phase in SAVE_PHASES else STEPS - 1)
+    return Fault(kind=draw.choice(KINDS), rank=draw.randrange(world_size), step=step, phase=phase, attempt=attempt)
 
 
 def last_step_of(fault: Fault, checkpoint_every: int) -> int:
-    """The first step that the next attempt makes for certain: a death while sealing may leave that checkpoint sealed."""
-    if fault.phase != "checkpoint":
+    """The first step that the next attempt makes for certain: a death while saving may leave that checkpoint sealed."""
+    if fault.phase not in SAVE_PHASES:
         return fault.step
     return (fault.step // checkpoint_every + 1) * checkpoint_every
 
 
 def run_plan(plan: Plan, folder: Path) -> RunRecord:
-    """Run it through its kills."""
+    """Run it through its deaths."""
     folder.mkdir()
     job = TrainJob(
-        recipe=RECIPE, folder=str(folder), world_size=plan.world_sizes[0], steps=STEPS, faults=plan.faults,
+        recipe=plan.recipe, folder=str(folder), world_size=plan.world_sizes[0], parallel=plan.parallel, steps=STEPS, faults=plan.faults,
         checkpoint_every=plan.checkpoint_every, max_restarts=len(plan.faults), resume_world_sizes=plan.world_sizes[1:], deadline_s=120.0,
     )  # fmt: skip
     return ranks.run_group(job)
 
 
+def twins_of(folder: Path) -> dict[str, RunRecord]:
+    """Each recipe's run that nobody disturbs, on one rank."""
+    calm = {recipe: Plan(seed=-1, recipe=recipe, parallel="ddp", world_sizes=(1,), checkpoint_every=0, faults=()) for recipe in RECIPES}
+    return {recipe: run_plan(plan, folder / f"twin-{number}") for number, (recipe, plan) in enumerate(calm.items())}
+
+
 def kills_of(plan: Plan, record: RunRecord, twin: RunRecord) -> list[Kill]:
-    """A line for each planned kill, also for one that did not fire."""
+    """A line for each planned death, also for one that did not fire."""
     equal = (
         set(record.state_sha256_by_rank) == {twin.state_sha256}
         and record.ledger_sha256 == twin.ledger_sha256
@@ -114,6 +135,8 @@ def kills_of(plan: Plan, record: RunRecord, twin: RunRecord) -> list[Kill]:
         found.append(
             Kill(
                 seed=plan.seed,
+                recipe=plan.recipe,
+                parallel=plan.parallel,
                 fault=str(fault),
                 world_size=plan.world_sizes[number],
                 resumed_world_size=plan.world_sizes[number + 1],
@@ -126,15 +149,15 @@ def kills_of(plan: Plan, record: RunRecord, twin: RunRecord) -> list[Kill]:
 
 
 def run_campaign(kills: int, seed: int, folder: Path, tell: Callable[[str], None] = progress) -> list[Kill]:
-    """Make at least `kills` kills, in runs of seeds seed, seed + 1, ...; `folder` has to exist.
+    """Make at least `kills` deaths, in runs of seeds seed, seed + 1, ...; `folder` has to exist.
 
     Raises: RankError when a run did not come to its end.
     """
-    twin = run_plan(Plan(seed=-1, world_sizes=(1,), checkpoint_every=0, faults=()), folder / "twin")
+    twins = twins_of(folder)
     found: list[Kill] = []
     while len(found) < kills:
         plan = draw_plan(seed)
-        for kill in kills_of(plan, run_plan(plan, folder / f"seed-{seed}"), twin):
+        for kill in kills_of(plan, run_plan(plan, folder / f"seed-{seed}"), twins[plan.recipe]):
             found.append(kill)
             tell(f"{len(found)}/{kills} {kill}")
         seed += 1

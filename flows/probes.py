@@ -162,10 +162,9 @@ def kill_schedule(*, seed: int, kills: int, every: int, steps: int, world_size: 
         phase = draw.choice(fitting or STEP_PHASES)
         step = draw.randint(low, min(high, last_saved) if phase in SAVE_PHASES else high)
         faults.append(Fault(kind="kill", rank=draw.randrange(world_size), step=step, phase=phase, attempt=attempt))
-        if phase in SAVE_PHASES:
-            low = (step // every + 1) * every  # that checkpoint may stand: only the updates after it are certain to be made again
-        else:
-            low = min(step + (phase != "load"), steps - 1)  # each death comes further than the one before: this is no crash loop
+        # Only updates after a checkpoint that a death may leave behind are certain to be made again; otherwise each death comes further
+        # than the one before, so that this is no crash loop.
+        low = (step // every + 1) * every if phase in SAVE_PHASES else min(step + (phase != "load"), steps - 1)
     return tuple(faults)
 
 

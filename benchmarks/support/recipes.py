@@ -1,4 +1,4 @@
-"""Recipes on synthetic data for benchmarks that need no real one: `tiny` runs hundreds of times, `wide` has the size of `flights`."""
+"""Recipes on synthetic data for benchmarks that need no real one: `tiny` and `chunked` run often, `wide` is as large as `flights`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,4 +86,8 @@ class Synthetic:
 
 
 tiny = Synthetic("tiny", Training(global_batch_size=47, epochs=3, seed=SEED, clip_norm=0.5), rows=203, features=6, hidden=(13,))
+# its gradients go over the ranks by chunks from two ranks on (trainer.reduce.AT_ONCE_BYTES)
+chunked = Synthetic(
+    "chunked", Training(global_batch_size=47, epochs=3, seed=SEED, clip_norm=0.5), rows=203, features=6, hidden=(512, 512)
+)  # fmt: skip
 wide = Synthetic("wide", Training(global_batch_size=4096, epochs=10, seed=SEED, clip_norm=1.0), rows=8192, features=64, hidden=(256, 128))
