@@ -55,22 +55,35 @@ def _parser() -> argparse.ArgumentParser:
     show.add_argument("release_id", nargs="?", default="", metavar="ID")
     show.set_defaults(run=_show)
 
-    train = commands.add_parser("train", help="train a recipe, with planned faults if you like")
-    train.add_argument("recipe")
-    train.add_argument("--world-size", type=int, default=1)
-    train.add_argument("--reduction", choices=("exact", "fast"), default="exact")
-    train.add_argument("--parallel", choices=("ddp",), default="ddp")
-    train.add_argument("--steps", type=int, help="stop after so many updates (default: all the recipe's epochs)")
-    train.add_argument("--fault", action="append", default=[], help="e.g. kill:rank=1,step=7,phase=backward; may be repeated")
-    train.set_defaults(run=_train)
+    _add_train(commands)
 
     lab = commands.add_parser("lab", help="the all-reduce scaling model: step time and speed-up by workers")
     lab.add_argument("--workers", default="1,2,4,8,16")
     lab.set_defaults(run=_lab)
 
-    for command in (release, gate, show, train, lab):
+    for command in commands.choices.values():
         command.add_argument("--json", action="store_true", help="print one JSON document on stdout")
     return parser
+
+
+def _add_train(commands: Any) -> None:
+    train = commands.add_parser("train", help="train a recipe, with planned faults if you like; a named run can be continued")
+    train.add_argument("recipe")
+    train.add_argument("--world-size", type=int, default=1, metavar="W", help="ranks (default 1)")
+    train.add_argument("--parallel", choices=("ddp", "fsdp2"), default="ddp", help="whole weights on every rank, or sharded ones")
+    train.add_argument("--reduction", choices=("exact", "fast"), default="exact", help="the same bits at every world size, or torch's own")
+    train.add_argument("--steps", type=int, metavar="N", help="stop after so many updates (default: all the recipe's epochs)")
+    train.add_argument("--fault", action="append", default=[], help="e.g. kill:rank=1,step=7,phase=backward; may be repeated")
+    train.add_argument(
+        "--checkpoint-every", type=int, metavar="N", help="updates between checkpoints; 0 = none (default 100; 10 with --fault)"
+    )
+    train.add_argument("--max-restarts", type=int, metavar="N", help="deaths that the run survives (default 3, or what --fault needs)")
+    train.add_argument("--resume-world-sizes", default="", metavar="W,W", help="ranks after the first death, the second, ... e.g. 4,2")
+    train.add_argument(
+        "--run", dest="name", default="", metavar="NAME", help="name the run; one of this name goes on from its newest checkpoint"
+    )
+    train.add_argument("--mirror", action="store_true", help="copy checkpoints to SEATRIAL_STORE; with --run, start from there if need be")
+    train.set_defaults(run=_train)
 
 
 def _stopped_by_hand(*_: object) -> NoReturn:
@@ -104,7 +117,10 @@ def _release(arguments: argparse.Namespace) -> int:
     from infra.store import open_store
 
     request = ReleaseRequest(
-        recipe=arguments.recipe, policy_text=_text_of(arguments.policy), world_sizes=_numbers(arguments.world_sizes), drill=arguments.drill
+        recipe=arguments.recipe,
+        policy_text=_text_of(arguments.policy),
+        world_sizes=_numbers(arguments.world_sizes, "--world-sizes"),
+        drill=arguments.drill,
     )
     open_store(settings)  # refuse an unusable store before a second of work
     prepare(request, settings)
@@ -163,18 +179,17 @@ def _train(arguments: argparse.Namespace) -> int:
     from flows.surroundings import make_ready
 
     settings = make_ready()
-    from flows.training import train
+    from flows.training import TrainRequest, parse_faults, train
 
-    record = train(
-        settings,
-        arguments.recipe,
-        world_size=arguments.world_size,
-        reduction=arguments.reduction,
-        steps=arguments.steps,
-        faults=arguments.fault,
-    )
+    request = TrainRequest(
+        recipe=arguments.recipe, world_size=arguments.world_size, parallel=arguments.parallel, reduction=arguments.reduction,
+        steps=arguments.steps, faults=parse_faults(arguments.fault), checkpoint_every=arguments.checkpoint_every,
+        max_restarts=arguments.max_restarts, resume_world_sizes=_numbers(arguments.resume_world_sizes, "--resume-world-sizes"),
+        run=arguments.name, mirror=arguments.mirror,
+    )  # fmt: skip
+    document = train(settings, request)
     if arguments.json:
-        _print_json(record)
+        _print_json(document)
     return EXIT_DONE
 
 
@@ -232,11 +247,11 @@ def _text_of(path: Path | None) -> str:
         raise ConfigError(f"the policy file {path} cannot be read: {error}. No release was started. Check the path.") from None
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _numbers(text: str, option: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(",")) if text else ()
     except ValueError:
-        raise ConfigError(f"--world-sizes '{text}' are not whole numbers. Nothing was started. Write them like 1,2,4,8.") from None
+        raise ConfigError(f"{option} '{text}' are not whole numbers. Nothing was started. Write them like 1,2,4,8.") from None
 
 
 if __name__ == "__main__":

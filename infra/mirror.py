@@ -145,8 +145,9 @@ class Mirror:
             entry = vouched.get(name, {"bytes": 0, "sha256": sha256_hex(b"")})
             if sent.bytes > len(body) or sha256_hex(body[: entry["bytes"]]) != entry["sha256"]:
                 raise ConflictError(
-                    f"the store has {sent.bytes} bytes of {name} of run {self._run}, and the {len(body)} in {self._folder} are not these "
-                    "and more: the run went on somewhere else. Nothing more is copied from here. End one of the two, or give one another name."
+                    f"the store has {sent.bytes} bytes of {name} of run {self._run}, and the {len(body)} in {self._folder} are not "
+                    "these and more: the run went on somewhere else. Nothing more is copied from here. End one of the two, or give one "
+                    "another name."
                 )
             sent.seen.update(body[: sent.bytes])
         return known

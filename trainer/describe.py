@@ -57,6 +57,11 @@ def describe(recipe_path: str, folder: str) -> RecipeFacts:
     )  # fmt: skip
 
 
+def training_of(recipe_path: str) -> Training:
+    """A recipe's optimization contract alone; loads no data. Raises RecipeError."""
+    return load_recipe(recipe_path).training
+
+
 def _content_sha256(data: SplitData) -> str:
     """sha256 over inputs, labels and weights of every row in order, read in chunks."""
     seen = hashlib.sha256()
