@@ -77,3 +77,4 @@ class Shifted(nn.Module):
 
 scalar = replace(recipe, name="scalar", make_model=Shifted)
 mixing = replace(recipe, name="mixing", make_optimizer=lambda model: torch.optim.Adafactor(model.parameters()))
+calm = replace(recipe, name="calm", training=replace(recipe.training, autocast="float16", loss_scale=256.0))

@@ -62,6 +62,23 @@ def test_divide_twice_is_off_by_half(errors: pd.DataFrame) -> None:
     np.testing.assert_allclose(errors.loc[errors["leg"] == "divide_twice", "rel_err"], 0.5, rtol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["everything", "normed", "calm"])
+def test_coupled_and_cast_runs_agree_with_the_reference(name: str, tmp_path: Path) -> None:
+    """BatchNorm's batches are cut as lanes are, and a smaller type has its own, larger noise: every leg stays within it."""
+    legs: list[tuple[str, dict[str, Any]]] = [
+        ("logic", {"world_size": 3, "precision": "float64"}), ("training", {"world_size": 2, "parallel": "fsdp2"}),
+        ("fast", {"world_size": 2, "reduction": "fast"}), ("sharded", {"world_size": 4, "parallel": "fsdp2", "reduction": "fast"}),
+    ]  # fmt: skip
+    runs = []
+    for leg, options in legs:
+        run = run_job(tiny_job(tmp_path / leg, recipe=f"hard_recipes:{name}", dropout=False, steps=2, keep_gradients=2, **options))
+        runs.append({"leg": leg, "world_size": run.world_size, "folder": str(tmp_path / leg), "precision": run.precision})
+    errors = gradient_errors(f"hard_recipes:{name}", runs, 2)
+
+    assert (errors["rel_err"] <= LIMIT * errors["noise"]).all(), errors.assign(x=errors["rel_err"] / errors["noise"]).nlargest(5, "x")
+    assert errors.loc[errors["leg"] == "logic", "rel_err"].max() < 1e-9
+
+
 def test_noise_is_that_of_the_precision() -> None:
     """Noise is at least half a unit in the last place and not many; the last bias, whose terms cancel, is noisier than the rest."""
     noise = gradient_noise("tiny_recipe:recipe", 2).pivot_table(index="tensor", columns="precision", values="noise", aggfunc="max")
