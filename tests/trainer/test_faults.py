@@ -1,20 +1,26 @@
 """Planned faults strike where they were planned, a killed run ends like its twin, and each planted defect changes what it must."""
 
+import os
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from helpers_loop import run_attempt, run_job, tiny_job
+from helpers_ranks import state
 from safetensors.torch import load_file
 from tiny_recipe import recipe
 
 from trainer import ranks, runlog
 from trainer.config import FAULT_PHASES, Fault
 from trainer.drills import RelabelledData, drill_slice, drilled
-from trainer.faults import DEFECTS, check_defect
+from trainer.faults import DEFECTS, FaultPlan, check_defect
 from trainer.order import Order
+from trainer.world import World
 from validation.errors import ConfigError
 from validation.records import RunRecord
 
@@ -207,3 +213,80 @@ def test_drilled_run_reads_the_order_of_the_plain_one(tmp_path: Path) -> None:
 
     assert run.steps == 2
     assert runlog.load_ledger(tmp_path)["sample_id"].tolist() == recipe.data("train").sample_ids[order.rows(range(94))].tolist()
+
+
+def plan(*faults: Fault, rank: int = 0, attempt: int = 0, first_attempt: int = 0, said: list[str] | None = None) -> FaultPlan:
+    """The plan of one rank; what it tells its leader goes into `said`."""
+    world = World(rank=rank, world_size=2, attempt=attempt, first_attempt=first_attempt)
+    return FaultPlan(faults, world, lambda _event, **fields: (said if said is not None else []).append(fields["fault"]))
+
+
+@pytest.mark.parametrize(
+    ("phase", "planned", "asked", "fires"),
+    [
+        pytest.param("data", 3, 3, True, id="its step"),
+        pytest.param("data", 3, 4, False, id="a step's phase after its step"),
+        pytest.param("load", 9, 0, True, id="load whatever its step"),
+        pytest.param("write", 3, 5, True, id="the first checkpoint after its step"),
+        pytest.param("write", 5, 3, False, id="a checkpoint before its step"),
+    ],
+)
+def test_fault_fires_at_its_moment(phase: str, planned: int, asked: int, fires: bool) -> None:
+    """Steps' phases strike at their step, a checkpoint's at the first one from there on, loading once an attempt."""
+    said: list[str] = []
+    given = plan(Fault(kind="error", rank=0, step=planned, phase=phase), said=said)
+    with pytest.raises(RuntimeError, match="planned fault") if fires else nullcontext():
+        given.at(phase, asked)
+    given.at(phase, asked)  # once is enough
+
+    assert len(said) == fires
+
+
+def test_attempts_of_a_plan_count_from_the_call() -> None:
+    """On a folder with three attempts the first one of a new call is number 3, and a fault of attempt 0 is meant for it."""
+    fault = Fault(kind="skip", rank=0, step=1)
+
+    assert plan(fault, attempt=3, first_attempt=3).skips(1)
+    assert not plan(fault, attempt=4, first_attempt=3).skips(1)
+    assert not plan(fault, attempt=3).skips(1)
+
+
+def test_two_threads_fire_a_fault_once() -> None:
+    """The loop and the thread that saves may ask in the same moment; the leader hears of one fault."""
+    said: list[str] = []
+    given = plan(*(Fault(kind="skip", rank=0, step=step) for step in range(200)), said=said)
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(given.skips, [step for step in range(200) for _ in range(4)]))
+
+    assert (sum(found), len(said), len(set(said))) == (200, 200, 200)
+
+
+def test_delay_is_told_once_and_sleeps_each_step() -> None:
+    """A straggler is slow at every step from its own on, once in each."""
+    said: list[str] = []
+    given = plan(Fault(kind="delay", rank=0, step=1, phase="data", ms=20), said=said)
+    began = time.monotonic()
+    for step in (0, 1, 1, 2):
+        given.at("data", step)
+
+    assert time.monotonic() - began >= 0.04
+    assert len(said) == 1
+
+
+def test_stopped_rank_goes_on_where_it_was() -> None:
+    """SIGSTOP strikes after the leader has been told; continued, the rank returns from it as if nothing had been."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        given = plan(Fault(kind="stop", rank=0, step=2, phase="data"))
+        given.at("data", 2)
+        os.write(writer, b"on")
+        os._exit(0)
+    os.waitpid(pid, os.WUNTRACED)
+    assert state(pid) == "T"
+    os.kill(pid, signal.SIGCONT)
+
+    assert os.read(reader, 2) == b"on"
+    assert os.waitpid(pid, 0)[1] == 0
+    for fd in (reader, writer):
+        os.close(fd)
