@@ -19,10 +19,10 @@ from trainer.lanes import check_world_size
 from trainer.recipe import Training
 from trainer.runlog import checkpoint_bytes
 from validation.canonical import canonical_json
-from validation.errors import ConfigError, InputError, ReleaseError
+from validation.errors import ConfigError, EvidenceError, InputError, ReleaseError
 from validation.policy import parse_policy
 from validation.records import Recovery, RunRecord
-from validation.recovery import project_recovery
+from validation.recovery import projection_lines
 
 DESCRIBE_S = 300.0  # the first import of a recipe on a busy machine
 LONGEST_S = 7 * 86400.0  # a person watches this run and may end it; hung collectives end by themselves
@@ -217,5 +217,7 @@ def _projection(recoveries: Sequence[Recovery], folder: Path) -> list[str]:
         return []
     budget_s = parse_policy(None, name="the default policy").kill_and_resume.budget_s.value
     worst = max(recoveries, key=lambda recovery: recovery.total_s)
-    seen = project_recovery(worst, state_mib=checkpoint_bytes(folder) / 2**20, budget_s=budget_s)
-    return [f"projected to {seen.ranks} GPUs: {seen.total_s:.2f} s of the budget of {budget_s:g} s"]
+    try:
+        return projection_lines(worst, checkpoint_bytes(folder) / 2**20, budget_s)
+    except EvidenceError as error:  # a broken clock costs the projection, not the run
+        return [str(error)]
