@@ -6,16 +6,24 @@ Each run draws from its own seed: the world size it starts with and goes on with
 second one in the second attempt), their kind, rank, step and phase, the distance of checkpoints, the way of sharding, and one of two
 models: a tiny one, whose gradients travel at once, and one whose gradients travel by chunks. Kinds: SIGKILL of a rank (most), SIGSTOP of
 a rank, SIGKILL of the group's leader. Phases: every step's, a checkpoint's staging, writing and sealing, and in second attempts loading.
+One run in OUTSIDE is killed from outside instead: SIGKILL of one rank a random time after its start, wherever it is then, in the middle of
+an import, of a save, of the last step; a run that ended before does not count.
+
 The run goes through trainer.ranks.run_group and is compared with an undisturbed twin of one rank: digest of weights and optimizer on
 every rank, and of the sample ledger. One history line a death on stderr; the exit code is 1 if any run differs, is not restarted, or if a
 planned death did not happen.
 
-Limits: small models (the bits, not the load, are on trial) on one machine, which itself stays up.
+Limits: a planned death in a step's phase lets a save under way come to its end first (trainer.faults), one from outside does not. Small
+models (the bits, not the load, are on trial) on one machine, which itself stays up.
 """
 
+import contextlib
+import os
 import random
+import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -23,7 +31,8 @@ from pathlib import Path
 
 from support.output import Document, parser, progress, publish
 
-from trainer import ranks
+from trainer import history, ranks
+from trainer.children import pid_of
 from trainer.config import FAULT_PHASES, SAVE_PHASES, Fault, FaultKind, Parallel, TrainJob
 from validation.records import RunRecord
 
@@ -32,6 +41,8 @@ MODES: tuple[Parallel, ...] = ("ddp",)
 KINDS: tuple[FaultKind, ...] = ("kill",) * 8 + ("stop", "launcher")  # a stop takes two seconds to be noticed
 STEPS = 12
 LARGEST_WORLD = 8  # the recipes' lanes
+OUTSIDE = 5
+OUTSIDE_S = 1.2  # the latest such kill, after the first rank was forked; a run takes about a second
 FSDP2_WORLDS = (1, 2, 4, 8)  # exact sharding needs equal lanes
 
 
@@ -45,6 +56,8 @@ class Plan:
     world_sizes: tuple[int, ...]  # by attempt
     checkpoint_every: int  # updates
     faults: tuple[Fault, ...]  # one an attempt but the last
+    outside_s: float | None = None  # when the first attempt's rank is killed from outside
+    victim: int = 0  # its rank
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +90,11 @@ def draw_plan(seed: int) -> Plan:
     faults: list[Fault] = []
     world_sizes = [draw.choice(sizes)]
     first_step = 0
+    if draw.randrange(OUTSIDE) == 0:
+        return Plan(
+            seed=seed, recipe=recipe, parallel=parallel, world_sizes=(*world_sizes, draw.choice(sizes)), checkpoint_every=checkpoint_every,
+            faults=(), outside_s=draw.uniform(0, OUTSIDE_S), victim=draw.randrange(world_sizes[0]),
+        )  # fmt: skip
     for attempt in range(draw.choice((1, 2))):
         if first_step >= STEPS:
             break
@@ -109,9 +127,23 @@ def run_plan(plan: Plan, folder: Path) -> RunRecord:
     folder.mkdir()
     job = TrainJob(
         recipe=plan.recipe, folder=str(folder), world_size=plan.world_sizes[0], parallel=plan.parallel, steps=STEPS, faults=plan.faults,
-        checkpoint_every=plan.checkpoint_every, max_restarts=len(plan.faults), resume_world_sizes=plan.world_sizes[1:], deadline_s=120.0,
+        checkpoint_every=plan.checkpoint_every, max_restarts=len(plan.world_sizes) - 1, resume_world_sizes=plan.world_sizes[1:],
+        deadline_s=120.0,
     )  # fmt: skip
+    striker = threading.Thread(target=strike, args=(plan, folder), daemon=True)
+    if plan.outside_s is not None:
+        striker.start()
     return ranks.run_group(job)
+
+
+def strike(plan: Plan, folder: Path) -> None:
+    """SIGKILL the victim where it is, unless its attempt is over."""
+    while len(victims := history.ranks_of(history.read_lines(folder))) < plan.world_sizes[0]:
+        time.sleep(0.002)
+    time.sleep(plan.outside_s or 0)
+    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+        if pid_of(victims[plan.victim].pid) == victims[plan.victim]:
+            os.kill(victims[plan.victim].pid, signal.SIGKILL)
 
 
 def twins_of(folder: Path) -> dict[str, RunRecord]:
@@ -121,7 +153,7 @@ def twins_of(folder: Path) -> dict[str, RunRecord]:
 
 
 def kills_of(plan: Plan, record: RunRecord, twin: RunRecord) -> list[Kill]:
-    """A line for each planned death, also for one that did not fire."""
+    """A line for each planned death, also for one that did not happen, and for each that came from outside."""
     equal = (
         set(record.state_sha256_by_rank) == {twin.state_sha256}
         and record.ledger_sha256 == twin.ledger_sha256
@@ -129,15 +161,16 @@ def kills_of(plan: Plan, record: RunRecord, twin: RunRecord) -> list[Kill]:
         and record.faults_fired == tuple(map(str, plan.faults))
     )
     back = {recovery.fault: recovery for recovery in record.recoveries}
+    deaths = [str(fault) for fault in plan.faults] if plan.outside_s is None else list(back)
     found = []
-    for number, fault in enumerate(plan.faults):
-        recovery = back.get(str(fault))
+    for number, death in enumerate(deaths):
+        recovery = back.get(death)
         found.append(
             Kill(
                 seed=plan.seed,
                 recipe=plan.recipe,
                 parallel=plan.parallel,
-                fault=str(fault),
+                fault=death,
                 world_size=plan.world_sizes[number],
                 resumed_world_size=plan.world_sizes[number + 1],
                 resumed_from_step=recovery.resumed_from_step if recovery else -1,

@@ -31,7 +31,7 @@ from validation.records import Recovery
 
 GOAL = 1 / 20
 OURS, THEIRS = "trainer.ranks", "torchrun"
-SEGMENTS = ("detect", "teardown", "rendezvous", "load", "first_step")
+SEGMENTS = ("detect", "teardown", "import", "rendezvous", "load", "first_step")
 PEER = Path(__file__).parent / "peers" / "torchrun_trainer.py"
 CHECKPOINT_EVERY = 5
 KILL_STEPS = (7, 12, 17)  # by start; two updates after a checkpoint each

@@ -4,7 +4,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
-from kill_campaign import FSDP2_WORLDS, KINDS, LARGEST_WORLD, MODES, RECIPES, STEPS, draw_plan, kills_of, run_campaign, run_plan
+from kill_campaign import FSDP2_WORLDS, KINDS, LARGEST_WORLD, MODES, RECIPES, STEPS, Plan, draw_plan, kills_of, run_campaign, run_plan
 
 from trainer.config import FAULT_PHASES
 
@@ -15,7 +15,7 @@ def sample() -> int:
     """The first seed from which ten deaths hold every kind, a death during recovery and one in each part of a checkpoint, at low cost."""
     for seed in range(100, 10_000):
         plans = [draw_plan(seed)]
-        while sum(len(plan.faults) for plan in plans) < 10:
+        while sum(len(plan.world_sizes) - 1 for plan in plans) < 10:
             plans.append(draw_plan(seed + len(plans)))
         faults = " ".join(str(fault) for plan in plans for fault in plan.faults)
         together = sum(sum(plan.world_sizes) for plan in plans if plan.recipe == RECIPES[-1])
@@ -25,6 +25,7 @@ def sample() -> int:
 
 
 SEED = sample()
+PLAN = next(plan for plan in map(draw_plan, range(SEED, SEED + 10)) if plan.faults)
 
 
 def test_ten_kills_leave_no_trace(tmp_path):
@@ -52,22 +53,30 @@ def test_plans_cover_what_can_be_killed():
     assert ({plan.recipe for plan in plans}, {plan.parallel for plan in plans}) == (set(RECIPES), set(MODES))
     assert all(size in FSDP2_WORLDS for plan in plans if plan.parallel == "fsdp2" for size in plan.world_sizes)
     assert changes == {-1, 0, 1}
+    assert 20 < sum(plan.outside_s is not None for plan in plans) < 60
 
 
 @pytest.mark.parametrize("field", ["state_sha256", "ledger_sha256"])
 def test_other_bits_are_called_different(field, tmp_path):
     """The campaign is not blind: against a twin with another digest no kill counts as equal."""
-    plan = draw_plan(SEED)
-    record = run_plan(plan, tmp_path / "run")
+    record = run_plan(PLAN, tmp_path / "run")
     twin = replace(record, **{field: "0" * 64})
 
-    assert all(kill.equal for kill in kills_of(plan, record, record))
-    assert not any(kill.equal for kill in kills_of(plan, record, twin))
+    assert all(kill.equal for kill in kills_of(PLAN, record, record))
+    assert not any(kill.equal for kill in kills_of(PLAN, record, twin))
 
 
 def test_a_kill_that_did_not_fire_is_called_different(tmp_path):
     """A run that nobody disturbed proves nothing, though its bits are right."""
-    plan = draw_plan(SEED)
-    record = run_plan(replace(plan, faults=()), tmp_path / "run")
+    record = run_plan(replace(PLAN, faults=()), tmp_path / "run")
 
-    assert not any(kill.equal for kill in kills_of(plan, record, record))
+    assert not any(kill.equal for kill in kills_of(PLAN, record, record))
+
+
+def test_kill_from_outside_leaves_no_trace(tmp_path):
+    """A rank that is killed wherever it is, unannounced, is named in the record; the run's bits are its twin's."""
+    plan = Plan(seed=0, recipe=RECIPES[0], parallel="ddp", world_sizes=(2, 3), checkpoint_every=2, faults=(), outside_s=0.1, victim=1)
+    record = run_plan(plan, tmp_path / "run")
+    [kill] = kills_of(plan, record, run_plan(replace(plan, outside_s=None), tmp_path / "twin"))
+
+    assert (kill.fault, kill.equal) == ("unplanned: rank 1 was killed by signal 9 (SIGKILL)", True)
