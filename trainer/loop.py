@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from trainer.clocks import estimate
 from trainer.config import TrainJob
 from trainer.evaluate import measure_quality
 from trainer.norms import clip_, global_norm
@@ -34,11 +35,13 @@ def run_rank(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> None:
     load_recipe(job.recipe)
     emit("imported")
     join(job, world, rendezvous)
+    clock = estimate(world, timeout_s=job.stall_s)
     emit("joined")
     run = prepare(job, world, emit)
     first_step = run.step
     start = {"resumed_from_step": first_step, "world_size": world.world_size, "seed": run.order.seed, "t_ns": time.monotonic_ns()}
-    run.parts.write("start", start | device_facts(run.device))
+    clock_facts = {"clock_offset_ns": clock.offset_ns, "clock_uncertainty_ns": clock.uncertainty_ns}
+    run.parts.write("start", start | clock_facts | device_facts(run.device))
     emit("loaded", step=run.step, steps=run.steps, refused=run.refused)
     while run.step < run.steps:
         totals, samples = train_step(run)
