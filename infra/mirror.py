@@ -23,6 +23,7 @@ from infra.mirror_layout import (
     stored_steps,
 )
 from infra.store import ObjectStore
+from infra.store_files import first_bytes, stream_sha256
 from validation.canonical import canonical_json, sha256_hex
 from validation.errors import ConflictError
 from validation.manifest import MANIFEST, Manifest, authenticate, parse_manifest, sign
@@ -64,6 +65,7 @@ class Mirror:
             if last:
                 self._copy_rows()
         except Exception as error:  # whatever it is, it may not end a training
+            self._sent = None
             self._note(error)
 
     def _waiting(self) -> list[Path]:
@@ -125,11 +127,11 @@ class Mirror:
         self._sent = self._known() if self._sent is None else self._sent
         for path in row_files(self._folder):
             name = path.relative_to(self._folder).as_posix()
-            sent, size = self._sent.setdefault(name, _Sent()), _whole_bytes(path)
+            sent, size = self._sent.setdefault(name, _Sent()), path.stat().st_size
             with path.open("rb") as file:
                 file.seek(sent.bytes)
-                while sent.bytes < size:
-                    body = file.read(min(SEGMENT_BYTES, size - sent.bytes))
+                while body := _whole(file.read(min(SEGMENT_BYTES, size - sent.bytes)), path.suffix):
+                    file.seek(sent.bytes + len(body))
                     self._store.put_new(f"runs/{self._run}/{name}/{sent.bytes:012d}-{sent.bytes + len(body):012d}", body)
                     sent.bytes += len(body)
                     sent.seen.update(body)
@@ -140,16 +142,17 @@ class Mirror:
         vouched = self._vouched()
         for name, segments in stored_segments(self._store, self._run).items():
             path = self._folder / name
-            body = path.read_bytes() if path.is_file() else b""
+            size = path.stat().st_size if path.is_file() else 0
             known[name] = sent = _Sent(bytes=segments[-1].end if segments else 0)
             entry = vouched.get(name, {"bytes": 0, "sha256": sha256_hex(b"")})
-            if sent.bytes > len(body) or sha256_hex(body[: entry["bytes"]]) != entry["sha256"]:
+            if sent.bytes > size or stream_sha256(first_bytes(path, entry["bytes"])) != entry["sha256"]:
                 raise ConflictError(
-                    f"the store has {sent.bytes} bytes of {name} of run {self._run}, and the {len(body)} in {self._folder} are not "
+                    f"the store has {sent.bytes} bytes of {name} of run {self._run}, and the {size} in {self._folder} are not "
                     "these and more: the run went on somewhere else. Nothing more is copied from here. End one of the two, or give one "
                     "another name."
                 )
-            sent.seen.update(body[: sent.bytes])
+            for chunk in first_bytes(path, sent.bytes):
+                sent.seen.update(chunk)
         return known
 
     def _vouched(self) -> dict[str, Any]:
@@ -184,6 +187,6 @@ class Mirror:
             self.problems.append(text)
 
 
-def _whole_bytes(path: Path) -> int:
-    """How far a row file may be copied: to the end of a line where a later attempt appends to the same file."""
-    return path.read_bytes().rfind(b"\n") + 1 if path.suffix == ".jsonl" else path.stat().st_size
+def _whole(body: bytes, suffix: str) -> bytes:
+    """What of these bytes may be copied: whole lines, where a later attempt appends to the same file."""
+    return body[: body.rfind(b"\n") + 1] if suffix == ".jsonl" else body

@@ -8,7 +8,7 @@ from typing import Any
 
 from infra.mirror_layout import PARTS, Claim, Segment, file_key, read_claim, stored_segments, stored_steps
 from infra.store import NotFoundError, ObjectStore
-from infra.store_files import file_chunks, stream_sha256, sync_folder
+from infra.store_files import first_bytes, stream_sha256, sync_folder
 from validation.canonical import sha256_hex
 from validation.errors import DataError, EvidenceError
 from validation.manifest import MANIFEST, Manifest, authenticate, check_identity, check_sha256, parse_manifest
@@ -120,13 +120,5 @@ def _check_rows(body: bytes, step: int, folder: Path, key: bytes, lengths: Mappi
         wanted = int(entry["bytes"])
         if lengths.get(name, 0) < wanted:
             raise DataError(f"{name} has {lengths.get(name, 0)} bytes in the store, and {wanted} belong to the checkpoint")
-        if stream_sha256(_first(folder / name, wanted)) != entry["sha256"]:
+        if stream_sha256(first_bytes(folder / name, wanted)) != entry["sha256"]:
             raise DataError(f"{name} was altered: its first {wanted} bytes are not those that belong to the checkpoint")
-
-
-def _first(path: Path, size: int) -> Any:
-    for chunk in file_chunks(path):
-        yield chunk[:size]
-        size -= len(chunk)
-        if size <= 0:
-            return

@@ -18,6 +18,14 @@ def file_chunks(path: Path) -> Iterator[bytes]:
             yield chunk
 
 
+def first_bytes(path: Path, size: int) -> Iterator[bytes]:
+    """The first `size` bytes of a file, piece by piece; fewer when it is shorter."""
+    with path.open("rb") as file:
+        while size > 0 and (chunk := file.read(min(CHUNK_BYTES, size))):
+            yield chunk
+            size -= len(chunk)
+
+
 def stream_sha256(chunks: Iterable[bytes]) -> str:
     """sha256 of all chunks in order, 64 hex digits."""
     seen = hashlib.sha256()

@@ -74,6 +74,20 @@ def test_only_whole_lines_are_sent(tmp_path: Path) -> None:
     assert (tmp_path / "fresh" / "group.jsonl").read_bytes() == b'{"a":1}\n'
 
 
+def test_long_rows_are_sent_in_segments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No segment is larger than the limit, lines are never cut, and the whole comes back."""
+    monkeypatch.setattr("infra.mirror.SEGMENT_BYTES", 100)
+    store, run = MemoryStore(), make_run(tmp_path / "run", 10)
+    (run / "group.jsonl").write_bytes(b"".join(b'{"line":%d}\n' % number for number in range(40)))
+
+    made = mirror(store, run)
+    bring(store, tmp_path / "fresh")
+
+    segments = [store.get(key) for key in store.list(f"runs/{RUN}/group.jsonl/")]
+    assert (made.problems, max(map(len, segments)) <= 100, all(body.endswith(b"\n") for body in segments)) == ([], True, True)
+    assert tree(tmp_path / "fresh") == tree(run)
+
+
 @every_store
 def test_the_store_keeps_two(store: ObjectStore, tmp_path: Path) -> None:
     """Older checkpoints go, with everything under them; the pointer names the newest."""
