@@ -219,6 +219,7 @@ class Saver:
         self._at("seal", save.step)
         manifest = Manifest(step=save.step, run=self._run, files=files)
         sealed = seal_folder(partial, manifest, self._key)
+        self._damaged -= {sealed.name}  # a good one stands in its place
         claim_newest(self._root, manifest, self._key)
         for folder in retired(sealed_folders(self._root), sealed, self._damaged):
             shutil.rmtree(folder, ignore_errors=True)

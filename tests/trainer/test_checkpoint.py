@@ -1,37 +1,40 @@
-"""Sealed checkpoints: whole or not there, verified before use, and the older one when the newest is damaged."""
+"""Sealed checkpoints: whole or not there, verified before anything is parsed, and the older one when the newest is damaged."""
 
-import json
+import os
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from helpers_checkpoint import KEY, RUN, empty, load, names, save, state_after, trained, wide_state
+from helpers_loop import run_ranks, tiny_job
 from torch import nn
 
-from trainer.checkpoint import MANIFEST, PLAIN, TENSORS, load_newest, load_sealed, seal, sealed_folders
-from trainer.state import State, from_plain, restore, snapshot, state_digest, to_plain
-from validation.errors import DataError, RecipeError
+from trainer.checkpoint import CLAIM, METADATA, PLAIN, load_newest, sealed_folders
+from trainer.state import restore, snapshot, state_digest
+from trainer.world import World
+from validation.canonical import sha256_hex
+from validation.errors import ConfigError, DataError
+from validation.manifest import MANIFEST, FileSeal, Manifest, build_manifest, parse_manifest
+
+FILES = ("__0_0.distcp", "__1_0.distcp", METADATA, PLAIN, MANIFEST)
+OLDER, NEWER = "step-00000002", "step-00000004"
 
 
-def trained(steps: int, *, scheduled: bool = True) -> tuple[nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler | None]:
-    """A model with a buffer, two parameter groups, moments and a schedule, some updates in."""
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(3, 4), nn.LayerNorm(4))
-    model.register_buffer("scale", torch.full((2,), 0.5))
-    optimizer = torch.optim.AdamW([{"params": model[0].parameters(), "lr": 0.1}, {"params": model[1].parameters()}])
-    schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 3, 3]) if scheduled else None
-    for step in range(steps):
-        model(torch.full((2, 3), 1.0 + step)).pow(3).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        if schedule is not None:
-            schedule.step()
-    return model, optimizer, schedule
+@pytest.fixture(scope="module")
+def sealed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Checkpoints of steps 2 and 4, each written by two ranks."""
+    folder = tmp_path_factory.mktemp("sealed")
+    run_ranks(tiny_job(folder, world_size=2), lambda world: save(folder / "root", wide_state(2), wide_state(4), world=world))
+    return folder / "root"
 
 
-def state_after(steps: int) -> State:
-    return snapshot(*trained(steps), step=steps, position=10 * steps, seed=7)
+@pytest.fixture
+def root(sealed: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    return shutil.copytree(sealed, tmp_path / "root")
 
 
 def flip(path: Path) -> None:
@@ -44,93 +47,198 @@ def shorten(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-def remove(path: Path) -> None:
+def lengthen(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\0")
+
+
+def drop(path: Path) -> None:
     path.unlink()
 
 
-def empty(path: Path) -> None:
+def wipe(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def swap_with_older(path: Path) -> None:
-    shutil.copy(path.parent.parent / "step-00000002" / path.name, path)
+def take_the_older(path: Path) -> None:
+    shutil.copy(path.parent.parent / OLDER / path.name, path)
 
 
-@pytest.mark.parametrize("name", [TENSORS, PLAIN, MANIFEST])
-@pytest.mark.parametrize("damage", [flip, shorten, remove, empty, swap_with_older])
-def test_damaged_checkpoint_is_refused_and_the_older_one_used(damage: Callable[[Path], None], name: str, tmp_path: Path) -> None:
-    """One flipped bit, a torn, empty, lost or exchanged file: the newest is refused by name and the one before it is loaded."""
-    older, _ = seal(tmp_path, state_after(2)), seal(tmp_path, state_after(4))
-    damage(tmp_path / "step-00000004" / name)
-
-    state, refused = load_newest(tmp_path)
-    assert state is not None
-    assert state_digest(state) == state_digest(load_sealed(older)) == state_digest(state_after(2))
-    assert len(refused) == 1
-    assert "checkpoint step-00000004 is damaged: " in refused[0]
-    with pytest.raises(DataError, match=r"is damaged: .*Nothing of it was used"):
-        load_sealed(tmp_path / "step-00000004")
+def swap_with_next(path: Path) -> None:
+    other = path.with_name(FILES[(FILES.index(path.name) + 1) % len(FILES)])
+    body = path.read_bytes()
+    path.write_bytes(other.read_bytes())
+    other.write_bytes(body)
 
 
-def test_renamed_checkpoint_is_refused(tmp_path: Path) -> None:
-    """An old checkpoint under a newer name is not taken for the newer one."""
-    seal(tmp_path, state_after(2)).rename(tmp_path / "step-00000009")
-
-    with pytest.raises(DataError, match="belongs to step 2"):
-        load_sealed(tmp_path / "step-00000009")
+def make_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
 
 
-def test_manifest_without_digest_does_not_vouch(tmp_path: Path) -> None:
-    """A manifest whose entries were changed to fit damaged files is refused by its own digest."""
-    folder = seal(tmp_path, state_after(2))
-    manifest = json.loads((folder / MANIFEST).read_bytes())
-    manifest["files"][PLAIN]["bytes"] += 1
-    (folder / MANIFEST).write_text(json.dumps(manifest))
-
-    with pytest.raises(DataError, match="does not match its own digest"):
-        load_sealed(folder)
+def link_away(path: Path) -> None:
+    path.rename(path.parent.parent / "elsewhere")
+    path.symlink_to(path.parent.parent / "elsewhere")
 
 
-def test_all_damaged_means_from_the_start(tmp_path: Path) -> None:
+def test_a_checkpoint_has_these_files(sealed: Path) -> None:
+    """One file for each rank, and three that say what they are."""
+    assert names(sealed) == [CLAIM, OLDER, NEWER]
+    assert names(sealed / NEWER) == sorted(FILES)
+    assert load(sealed).refused == ()
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize(
+    "damage", [flip, shorten, lengthen, drop, wipe, take_the_older, swap_with_next, make_folder, link_away], ids=lambda item: item.__name__
+)
+def test_damaged_checkpoint_is_refused_and_the_older_one_used(damage: Callable[[Path], None], name: str, root: Path) -> None:
+    """Whatever happens to whichever file, the newest is refused by name and the one before it is loaded."""
+    damage(root / NEWER / name)
+
+    found = load(root)
+    assert found.state is not None
+    assert state_digest(found.state) == state_digest(wide_state(2))
+    assert found.damaged == {NEWER}
+    assert f"checkpoint {NEWER} is damaged: " in found.refused[0]
+    assert "Nothing of it was used" in found.refused[0]
+
+
+def forge(root: Path, **changes: object) -> None:
+    """Sign a newest checkpoint anew, as whoever has the key could."""
+    path = root / NEWER / MANIFEST
+    manifest = parse_manifest(path.read_bytes(), KEY)
+    facts = {"step": manifest.step, "run": manifest.run, "files": manifest.files, "key": KEY, **changes}
+    key = facts.pop("key")
+    path.write_bytes(build_manifest(Manifest(**facts), key))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        pytest.param(lambda root: (root / NEWER / "more").write_text(""), "more is extra: nobody signed for it", id="extra-file"),
+        pytest.param(lambda root: (root / NEWER / "more").mkdir(), "more is no plain file", id="extra-folder"),
+        pytest.param(lambda root: forge(root, key=b"x" * 32), "MANIFEST.json was altered, or sealed with another key", id="another-key"),
+        pytest.param(lambda root: forge(root, step=2), "MANIFEST.json belongs to step 2, not to step 4", id="another-step"),
+        pytest.param(lambda root: forge(root, run={**RUN, "seed": 8}), "belongs to another run: seed is 8, not 7", id="another-run"),
+        pytest.param(lambda root: forge(root, files={}), "is extra: nobody signed for it", id="no-files"),
+    ],
+)
+def test_other_checkpoints_are_refused(damage: Callable[[Path], None], said: str, root: Path) -> None:
+    """A folder with more in it, or signed for something else, is not this run's checkpoint."""
+    damage(root)
+
+    found = load(root)
+    assert found.state is not None
+    assert found.state.step == 2
+    assert said in found.refused[0]
+
+
+def test_renamed_checkpoint_is_refused(root: Path) -> None:
+    """An old checkpoint under a newer name is not taken for a newer one; that name is then passed over."""
+    shutil.copytree(root / OLDER, root / "step-00000009")
+
+    found = load(root)
+    assert found.state is not None
+    assert (found.state.step, found.damaged) == (4, {"step-00000009"})
+    assert "belongs to step 2, not to step 9" in found.refused[0]
+
+
+class Trap:
+    """A pickle that leaves a file when it is opened."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return os.mkdir, (str(self.path),)
+
+
+@pytest.mark.parametrize("signed", [False, True], ids=["manifest-as-it-was", "manifest-forged-without-the-key"])
+def test_planted_pickle_is_never_opened(signed: bool, root: Path) -> None:
+    """Code in .metadata does not run: not when it stands there alone, and not with a manifest that fits it but for the key."""
+    body, sprung = pickle.dumps(Trap(root / "sprung")), root / "sprung"
+    (root / NEWER / METADATA).write_bytes(body)
+    if signed:
+        files = dict(parse_manifest((root / NEWER / MANIFEST).read_bytes(), KEY).files)
+        files[METADATA] = FileSeal(bytes=len(body), sha256=sha256_hex(body))
+        forge(root, files=files, key=b"guessed" * 8)
+
+    assert load(root).damaged == {NEWER}
+    assert not sprung.exists()
+    pickle.loads(body)  # noqa: S301  # the trap does work
+    assert sprung.exists()
+
+
+def test_all_damaged_means_from_the_start(root: Path) -> None:
     """Without any usable checkpoint there is no state, and every refusal is told."""
-    for step in (2, 4):
-        flip(seal(tmp_path, state_after(step)) / TENSORS)
+    for name in (OLDER, NEWER):
+        flip(root / name / "__1_0.distcp")
 
-    assert load_newest(tmp_path).state is None
-    assert len(load_newest(tmp_path).refused) == 2
-
-
-def test_unsealed_folder_is_not_seen(tmp_path: Path) -> None:
-    """A writer that dies before the seal leaves the last sealed checkpoint in charge; its rest is written over later."""
-
-    def die() -> None:
-        raise KeyboardInterrupt
-
-    seal(tmp_path, state_after(2))
-    with pytest.raises(KeyboardInterrupt):
-        seal(tmp_path, state_after(4), before_seal=die)
-
-    state, refused = load_newest(tmp_path)
-    assert (state and state.step, refused) == (2, ())
-    assert (tmp_path / "step-00000004.partial" / TENSORS).exists()
-    assert load_sealed(seal(tmp_path, state_after(4))).step == 4
-    assert not list(tmp_path.glob("*.partial"))
+    assert load(root).state is None
+    assert len(load(root).refused) == 2
 
 
-def test_newest_two_are_kept(tmp_path: Path) -> None:
-    """Older ones go, and so does a newer one that had been refused."""
-    for step in (1, 2, 3, 5):
-        seal(tmp_path, state_after(step))
-    flip(tmp_path / "step-00000005" / TENSORS)
-    seal(tmp_path, state_after(4))
+def test_another_key_does_not_start_over(root: Path) -> None:
+    """When nothing at all fits the key, it is the key: training from the start would write over good checkpoints."""
+    with pytest.raises(ConfigError, match=r"none of the 2 checkpoints .* fits the seal key.* Set SEATRIAL_SEAL_KEY"):
+        load(root, key=b"y" * 32)
 
-    assert [folder.name for folder in sealed_folders(tmp_path)] == ["step-00000004", "step-00000003"]
+
+def test_another_run_does_not_start_over(root: Path) -> None:
+    """A folder with none but another run's checkpoints is left alone."""
+    with pytest.raises(DataError, match=r"no checkpoint of this run .*recipe is 'tiny', not 'other'.* Give this run an empty folder"):
+        load(root, run={**RUN, "recipe": "other"})
+
+
+def test_newest_that_is_gone_is_missed(root: Path) -> None:
+    """A checkpoint that was sealed and has vanished is told, whether its own file or the caller remembers it."""
+    shutil.rmtree(root / NEWER)
+    assert "checkpoint step-00000004 was sealed and is gone" in load(root).refused[0]
+    (root / CLAIM).unlink()
+    assert load(root).refused == ()
+
+    found = load_newest(root, key=KEY, run=RUN, world=World(rank=0, world_size=1), like=empty, newest_claimed=30)
+    assert "checkpoint step-00000030 was sealed and is gone" in found.refused[0]
+    assert found.state is not None
+
+
+def test_damaged_claim_is_told(root: Path) -> None:
+    """The file that says what is newest is signed, too."""
+    flip(root / CLAIM)
+
+    found = load(root)
+    assert found.state is not None
+    assert (found.state.step, len(found.refused)) == (4, 1)
+    assert found.refused[0].startswith("NEWEST.json ")
+
+
+def test_nothing_there_is_nothing_wrong(tmp_path: Path) -> None:
+    """A new run has no checkpoint, no refusal, and no folder is made by looking."""
+    assert load(tmp_path / "root") == (None, (), frozenset())
+    assert not (tmp_path / "root").exists()
+
+
+def test_ranks_agree_about_damage(root: Path) -> None:
+    """A file that only one of two ranks looks at makes both refuse the checkpoint, with the same words."""
+    flip(root / NEWER / "__1_0.distcp")
+
+    def look(world: World) -> tuple[object, ...]:
+        found = load(root, world=world)
+        return found.state and found.state.step, found.refused, found.damaged
+
+    first, second = run_ranks(tiny_job(root.parent / "job", world_size=2), look)
+    assert first == second
+    assert first[0] == 2
+    assert "__1_0.distcp was altered" in first[1][0]
 
 
 def test_state_comes_back_whole(tmp_path: Path) -> None:
     """Weights, buffers, moments, groups and schedule are restored to the bit, and training goes on alike."""
+    save(tmp_path, state_after(2))
     model, optimizer, schedule = trained(0)
-    restore(load_sealed(seal(tmp_path, state_after(2))), model, optimizer, schedule)
+    found = load(tmp_path).state
+    assert found is not None
+    restore(found, model, optimizer, schedule)
 
     assert state_digest(snapshot(model, optimizer, schedule, step=2, position=20, seed=7)) == state_digest(state_after(2))
     model(torch.full((2, 3), 3.0)).pow(3).sum().backward()
@@ -142,49 +250,17 @@ def test_state_comes_back_whole(tmp_path: Path) -> None:
 
 def test_state_of_another_model_is_refused(tmp_path: Path) -> None:
     """A checkpoint of other shapes is not poured into this model."""
-    other = nn.Sequential(nn.Linear(3, 5))
+    save(tmp_path, state_after(1))
+    other, found = nn.Sequential(nn.Linear(3, 5)), load(tmp_path).state
 
+    assert found is not None
     with pytest.raises(DataError, match=r"does not fit this model: .*Use the recipe that wrote it"):
-        restore(load_sealed(seal(tmp_path, state_after(1))), other, torch.optim.SGD(other.parameters()), None)
+        restore(found, other, torch.optim.SGD(other.parameters()), None)
 
 
-@pytest.mark.parametrize("part", ["weight", "buffer", "optimizer"])
-def test_digest_covers_every_tensor(part: str) -> None:
-    """One changed bit in a weight, a buffer or a moment changes the digest."""
-    state = state_after(2)
-    name = max(name for name in state.tensors if name.startswith(part))
-    changed = state.tensors[name].clone().reshape(-1)
-    changed[0] = torch.nextafter(changed[0], torch.tensor(9.0))
-    other = State(
-        step=2, position=20, seed=7, tensors={**state.tensors, name: changed.reshape(state.tensors[name].shape)}, plain=state.plain
-    )  # fmt: skip
+def test_only_sealed_folders_count(tmp_path: Path) -> None:
+    """Partial and replaced folders, files and other names are not checkpoints; the rest come newest first."""
+    for name in ("step-00000002", "step-00000010.partial", "step-00000003.replaced", "step-100000000", "step-x"):
+        (tmp_path / name).mkdir()
 
-    assert state_digest(other) != state_digest(state)
-
-
-def test_digest_covers_the_schedule() -> None:
-    """Two trainings that differ in nothing but how far the schedule is have two digests."""
-    model, optimizer, schedule = trained(2)
-    assert schedule is not None
-    before = state_digest(snapshot(model, optimizer, schedule, step=2, position=0, seed=0))
-    schedule.last_epoch += 1
-
-    assert state_digest(snapshot(model, optimizer, schedule, step=2, position=0, seed=0)) != before
-
-
-def test_plain_values_come_back_as_they_were() -> None:
-    """JSON keeps every bit of a float, tuples, counters, integer keys and what is not a number."""
-    schedule = trained(1)[2]
-    assert schedule is not None
-    value = {"a": (1, 2.5, None), 3: [True, "x", 0.1], "inf": float("inf"), "schedule": schedule.state_dict(), "lr": torch.tensor(0.1)}
-
-    again = from_plain(json.loads(json.dumps(to_plain(value))))
-    assert again == value
-    assert type(again["schedule"]["milestones"]) is type(value["schedule"]["milestones"])  # type: ignore[index]
-    assert again["lr"].dtype == torch.float32
-
-
-def test_what_json_cannot_hold_is_refused() -> None:
-    """An optimizer or schedule that keeps an object is refused when it would be lost, not on the way back."""
-    with pytest.raises(RecipeError, match="Keep numbers, strings, lists"):
-        to_plain({"hook": print})
+    assert [folder.name for folder in sealed_folders(tmp_path)] == ["step-100000000", "step-00000002"]
