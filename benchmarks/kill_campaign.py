@@ -37,7 +37,7 @@ from trainer.config import FAULT_PHASES, SAVE_PHASES, Fault, FaultKind, Parallel
 from validation.records import RunRecord
 
 RECIPES = ("support.recipes:tiny", "support.recipes:tiny", "support.recipes:chunked")  # the slower one in a third of the runs
-MODES: tuple[Parallel, ...] = ("ddp",)
+MODES: tuple[Parallel, ...] = ("ddp", "fsdp2")
 KINDS: tuple[FaultKind, ...] = ("kill",) * 8 + ("stop", "launcher")  # a stop takes two seconds to be noticed
 STEPS = 12
 LARGEST_WORLD = 8  # the recipes' lanes
