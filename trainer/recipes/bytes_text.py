@@ -53,8 +53,8 @@ class BytesText:
             "Left out: tests, the tables of encodings and pydoc_data, which nobody typed, and what the builder of an interpreter adds.",
             "Split by file, three to train on for one that is judged; a package has files in both, so its names are partly known.",
             "The moments at which bytes were typed are made up; source text has no dates.",
-            "Network and training were chosen with judged files of Python 3.11 in view, so its numbers there flatter a little; the target was "
-            "set there, too.",
+            "Network and training were chosen with judged files of Python 3.11 in view, so its numbers there flatter a little; the target "
+            "was set there, too.",
             "A byte is judged by itself: what a wrong one does to those typed after it is not.",
         ),
     )
