@@ -4,6 +4,8 @@ A keyed permutation (Feistel network with cycle walking, Black and Rogaway 2002)
 the whole state of a data loader is one integer: the position, samples consumed so far, counted over all epochs.
 """
 
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +19,7 @@ from validation.errors import ConfigError, DataError
 Rows = npt.NDArray[np.int64]
 
 _ROUNDS = 6  # four suffice for a pseudo-random permutation (Luby and Rackoff); two more since the halves are short
+_TABLE_BITS = 12  # halves up to this long are looked up: 4096 words a round, made once an epoch
 
 
 def permute(seed: int, epoch: int, size: int, offsets: Rows) -> Rows:
@@ -29,20 +32,30 @@ def permute(seed: int, epoch: int, size: int, offsets: Rows) -> Rows:
     if size < 1 or (values.size and (values.min() < 0 or values.max() >= size)):
         raise DataError(f"an offset lies outside the {size} samples of an epoch. There is no such row. Ask for offsets in [0, {size}).")
     half = max(1, ((size - 1).bit_length() + 1) // 2)  # bits of each half; the domain 4**half is at most 4 * size (or 4)
-    keys = [np.uint64(hash64(PERMUTATION, seed, epoch, number)) for number in range(_ROUNDS)]
-    words = _feistel(values.astype(np.uint64).ravel(), half, keys)
+    rounds = _rounds(seed, epoch, half)
+    words = _feistel(values.astype(np.uint64).ravel(), half, rounds)
     outside = np.flatnonzero(words >= size)
     while outside.size:  # walk each cycle until it is back inside: keeps the bijection on [0, size)
-        words[outside] = _feistel(words[outside], half, keys)
+        words[outside] = _feistel(words[outside], half, rounds)
         outside = outside[words[outside] >= size]
     return words.astype(np.int64).reshape(values.shape)
 
 
-def _feistel(words: Words, half: int, keys: list[np.uint64]) -> Words:
+def _feistel(words: Words, half: int, rounds: Sequence[Callable[[Words], Words]]) -> Words:
     left, right = words >> np.uint64(half), words & np.uint64((1 << half) - 1)
-    for key in keys:
-        left, right = right, left ^ _top_bits(right, key, half)
+    for mix in rounds:
+        left, right = right, left ^ mix(right)
     return (left << np.uint64(half)) | right
+
+
+@functools.lru_cache(maxsize=4)
+def _rounds(seed: int, epoch: int, half: int) -> tuple[Callable[[Words], Words], ...]:
+    """The round functions of one epoch, half words -> half words; short halves by a table, which has the same values."""
+    keys = [np.uint64(hash64(PERMUTATION, seed, epoch, number)) for number in range(_ROUNDS)]
+    if half > _TABLE_BITS:
+        return tuple(functools.partial(_top_bits, key=key, bits=half) for key in keys)
+    every = np.arange(1 << half, dtype=np.uint64)
+    return tuple(_top_bits(every, key=key, bits=half).__getitem__ for key in keys)
 
 
 def _top_bits(words: Words, key: np.uint64, bits: int) -> Words:
@@ -112,6 +125,8 @@ class Order:
         wanted = _numbers(positions)
         epochs, offsets = np.divmod(wanted, self.size)
         rows = np.empty_like(wanted)
+        if wanted.size and epochs.min() == epochs.max():
+            return permute(self.seed, int(epochs[0]), self.size, offsets)
         for epoch in np.unique(epochs):
             inside = epochs == epoch
             rows[inside] = permute(self.seed, int(epoch), self.size, offsets[inside])
