@@ -7,6 +7,7 @@ One gather and one broadcast a save, in a process group of their own: training's
 """
 
 import platform
+import queue
 import shutil
 import threading
 import time
@@ -93,6 +94,9 @@ class Saver:
         self._metadata: Metadata | None = None  # on rank 0, of these plans
         self._group: dist.ProcessGroup | None = None
         self._thread: threading.Thread | None = None
+        self._saves: queue.SimpleQueue[_Save | None] = queue.SimpleQueue()  # for the thread; None: that was all
+        self._idle = threading.Event()
+        self._idle.set()
         self._broken: BaseException | None = None  # what ended the thread: a lost peer, or a planned fault
         self._struck: BaseException | None = None  # the planned fault
         self.sealed_step: int | None = None  # the newest step that this saver sealed, on every rank
@@ -115,21 +119,32 @@ class Saver:
         pieces = self._host.take(state.tensors)
         facts = self._facts(state) if self._world.rank == 0 else b""
         save = _Save(step=state.step, pieces=pieces, facts=facts, began=began)
-        # a daemon: a rank whose training failed does not wait for peers that are gone
-        self._thread = threading.Thread(target=self._run_behind, args=(save,), daemon=True, name=f"save-{state.step}")
-        self._thread.start()
+        if self._thread is None:  # a daemon: a rank whose training failed does not wait for peers that are gone
+            self._thread = threading.Thread(target=self._work, daemon=True, name="saver")
+            self._thread.start()
+        self._idle.clear()
+        self._saves.put(save)  # returns with the interpreter's lock still held, which starting a thread does not
 
     def close(self) -> None:
         """Wait for the last save; a lost peer is training's own to notice. Collective. Raises a planned fault that struck in the thread."""
         self.settle()
+        if self._thread is not None:
+            self._saves.put(None)
+            self._thread.join()
+            self._thread = None
         if self._struck is not None:
             raise self._struck
 
     def settle(self) -> None:
         """Wait until the save under way, if any, is over on this rank: sealed, given up, or its peers lost."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
+        self._idle.wait()
+
+    def _work(self) -> None:
+        while (save := self._saves.get()) is not None:
+            try:
+                self._run_behind(save)
+            finally:
+                self._idle.set()
 
     def _at(self, phase: str, step: int) -> None:
         """Where planned faults strike, named by the update before the save; one that raises is kept apart from a disk that does."""
@@ -145,7 +160,7 @@ class Saver:
         return canonical_json({**facts, "world_size": self._world.world_size, "versions": versions, **self._about})
 
     def _run_behind(self, save: _Save) -> None:
-        """The thread: this rank's part of one save, to its end."""
+        """This rank's part of one save, to its end."""
         try:
             reports = self._gather(self._write(save))
             reason = self._seal(save, reports) if self._world.rank == 0 else ""
