@@ -8,7 +8,7 @@ from trainer.checks import evaluating
 from trainer.feed import cast_input
 from trainer.recipe import Recipe, SplitData
 
-SCORE_BATCH = 8192  # rows a forward pass; bounds memory
+SCORE_BATCH = 2048  # rows a forward pass; bounds memory (a text model has a row for each position)
 
 
 def measure_quality(recipe: Recipe, model: nn.Module, judge: SplitData, device: torch.device, *, double: bool) -> float:

@@ -5,7 +5,6 @@ W = ranks, V = lanes, P = gradient elements of the model, C = ceil(P / W), a chu
 """
 
 import functools
-import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -13,9 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import GradBucket
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from torch.nn.parallel import DistributedDataParallel
 
 from trainer.faults import FaultPlan
 from trainer.lanes import Node, TreeFold, aligned_subtrees, rank_lanes
@@ -86,8 +82,7 @@ class ExactReduction:
         self._clock = clock
         self._faults = faults
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._sizes = [*(p.numel() for p in self._parameters), moving.size]
-        self._chunk = -(-sum(self._sizes) // world.world_size)
+        self._chunk = -(-(sum(p.numel() for p in self._parameters) + moving.size) // world.world_size)
         self._lanes = [rank_lanes(rank, world.world_size, lanes) for rank in range(world.world_size)]
         self._nodes = [aligned_subtrees(lanes) for lanes in self._lanes]
         self._most_nodes = max(map(len, self._nodes))
@@ -216,111 +211,15 @@ class ExactReduction:
     def _take(self) -> Flat:
         if self._spare:
             return self._spare.pop()
-        first = self._parameters[0]
-        buffer = first.new_zeros(self._flat_size, requires_grad=False)
-        *pieces, moved = torch.split(buffer[: sum(self._sizes)], self._sizes)
-        return Flat(buffer, tuple(piece.view(p.shape) for piece, p in zip(pieces, self._parameters, strict=True)), moved)
+        return make_flat(self._parameters, self._moving.size, self._flat_size)
 
 
-class FastReduction:
-    """torch's DistributedDataParallel: one micro-batch a rank, gradients all-reduced bucket by bucket behind the backward pass.
-
-    Its bits depend on the world size; it is judged by its error against a float64 reference. At W = 1 it is the plain module.
-    """
-
-    def __init__(
-        self, model: nn.Module, world: World, clock: StepClock, faults: FaultPlan, moving: MovingBuffers, *,
-        has_unused: bool, coupled: bool,
-    ) -> None:  # fmt: skip
-        self._world = world
-        self._moving = moving
-        self._clock = clock
-        self._faults = faults
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._coupled = coupled
-        self._step = 0
-        self._last_lane = 0  # of the rank's last group: its last part sends the gradients
-        self._skipping = False
-        self._scalars = torch.zeros(SCALARS + 1, dtype=torch.float64)  # and the step
-        self._moved = torch.zeros(moving.size)
-        self._fresh = True  # no micro-batch of the step yet
-        self._pending: Any = None  # the scalars' all-reduce, on its way during the backward pass
-        self.module = model
-        if world.world_size > 1:
-            with warnings.catch_warnings():  # torch 2.13 renames broadcast_buffers, 2.11 does not know the new name
-                warnings.simplefilter("ignore", FutureWarning)
-                wrapped = DistributedDataParallel(
-                    model, broadcast_buffers=False, find_unused_parameters=has_unused, gradient_as_bucket_view=True
-                )
-            wrapped.register_comm_hook(None, self._hook)
-            self.module = wrapped
-
-    def groups(self, lanes: range) -> list[range]:
-        """All lanes of the rank in one group; one by one where samples of a micro-batch are coupled."""
-        groups = [range(lane, lane + 1) for lane in lanes] if self._coupled else [lanes]
-        self._last_lane = groups[-1][0]
-        return groups
-
-    def forward(self, micro: "MicroBatch") -> AbstractContextManager[Any]:
-        """Gradients travel with the rank's last micro-batch only."""
-        self._moving.rewind()
-        return nullcontext() if self._world.world_size == 1 or self._is_last(micro) else self.module.no_sync()  # type: ignore[operator]
-
-    def _is_last(self, micro: "MicroBatch") -> bool:
-        return micro.is_last and micro.lane == self._last_lane
-
-    def backward(self, step: int, micro: "MicroBatch", loss_sum: Tensor, weight: Tensor, scale: float) -> None:
-        """Backward with torch's overlapped all-reduce; the scalars' all-reduce runs beside it."""
-        if self._fresh:
-            self._begin(step)
-        self._scalars[:SCALARS] += scalars_of(micro, loss_sum, weight)
-        if self._moving.size and micro.counts:
-            self._moved += self._moving.seen()
-        loss = counted(micro, loss_sum, scale * self._world.world_size)  # DDP takes the mean; this makes it the sum
-        if self._world.world_size > 1 and self._is_last(micro):
-            self._pending = None if self._skipping else dist.all_reduce(self._scalars, async_op=True)
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._clock.lap("collective")
-        else:
-            loss.backward()  # type: ignore[no-untyped-call]
-
-    def _begin(self, step: int) -> None:
-        for parameter in self._parameters:
-            parameter.grad = None
-        self._fresh = False
-        self._step = step
-        self._skipping = self._faults.skips(step)
-        self._scalars = torch.zeros(SCALARS + 1, dtype=torch.float64, device=self._parameters[0].device)
-        self._scalars[SCALARS] = step
-        self._moved = self._parameters[0].new_zeros(self._moving.size, requires_grad=False)
-
-    def finish(self, step: int) -> Totals:
-        """Wait for the scalars; the gradients are summed already."""
-        self._fresh = True
-        if self._world.world_size == 1:
-            self._clock.arrive()
-            self._faults.at("collective", step)
-        if self._pending is not None:
-            self._pending.wait()
-            if self._moving.size:
-                dist.all_reduce(self._moved)
-        for parameter in self._parameters:
-            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-        loss_sum, weight, micro_batches, steps = self._scalars.tolist()
-        if steps != step * self._world.world_size and not self._skipping:
-            raise RankError(out_of_step(self._world.rank, step, f"the sum of all {self._world.world_size} ranks' steps is {steps:g}"))
-        self._moving.settle(self._moved, micro_batches)
-        return Totals(loss_sum, weight, (loss_sum,))
-
-    def _hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:  # noqa: ARG002 - torch's signature
-        if bucket.is_last():  # all of the backward pass is done; earlier buckets overlap with it
-            self._clock.arrive()
-            self._faults.at("collective", self._step)
-        if self._skipping:
-            future: torch.futures.Future[Tensor] = torch.futures.Future()
-            future.set_result(bucket.buffer())
-            return future
-        return allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]
+def make_flat(parameters: Sequence[nn.Parameter], moving: int, size: int) -> Flat:
+    """A zeroed buffer of `size` elements for the parameters' gradients and `moving` buffer values."""
+    buffer = parameters[0].new_zeros(size, requires_grad=False)
+    sizes = [*(p.numel() for p in parameters), moving]
+    *pieces, moved = torch.split(buffer[: sum(sizes)], sizes)
+    return Flat(buffer, tuple(piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)), moved)
 
 
 def scalars_of(micro: "MicroBatch", loss_sum: Tensor, weight: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from trainer.checkpoint import load_newest, sealed_folders
 from trainer.checks import Probed, check_coupled, check_loss, check_model, check_modules, switch_off_dropout
 from trainer.config import TrainJob
 from trainer.drills import drilled
+from trainer.fast import FastReduction
 from trainer.faults import FaultPlan, check_defect
 from trainer.feed import Feed
 from trainer.lanes import check_world_size, rank_lanes, strided_lanes
@@ -28,7 +29,7 @@ from trainer.order import Order
 from trainer.parallel import ShardedReduction, check_optimizer, check_sharding, local, shard
 from trainer.parts import PartWriter, part_folder
 from trainer.recipe import Recipe, SplitData, load_recipe
-from trainer.reduce import ExactReduction, FastReduction, Reduction
+from trainer.reduce import ExactReduction, Reduction
 from trainer.saver import Saver
 from trainer.scaler import LossScaler
 from trainer.seal_key import seal_key
@@ -187,7 +188,7 @@ def prepare(job: TrainJob, world: World, emit: Emit) -> Training:
     model = build_model(recipe, device, double=double, dropout=job.dropout)
     check_modules(recipe, model)
     probed = check_loss(recipe, model, feed.probe(PROBE_SAMPLES), dropout=job.dropout)
-    check_coupled(recipe, probed.moving, order.smallest_batch // plan.lanes // plan.accumulation)
+    check_coupled(recipe, probed, order.smallest_batch // plan.lanes // plan.accumulation)
     if _is_sharded(job, world):
         check_sharding(recipe, model, world)
         shard(recipe, model, world, device)
@@ -242,10 +243,10 @@ def _reduction(
 ) -> Reduction:
     exact = job.reduction == "exact"
     if _is_sharded(job, world):
-        return ShardedReduction(model, world, lanes, clock, faults, moving, exact=exact)
+        return ShardedReduction(model, world, lanes, clock, faults, moving, exact=exact, coupled=probed.coupled)
     if exact:
         return ExactReduction(model, world, lanes, clock, faults, moving)
-    return FastReduction(model, world, clock, faults, moving, has_unused=probed.has_unused)
+    return FastReduction(model, world, clock, faults, moving, has_unused=probed.has_unused, coupled=probed.coupled)
 
 
 def _resume(run: Training, emit: Emit) -> None:

@@ -172,8 +172,8 @@ def test_events_tell_the_leader(tmp_path: Path) -> None:
     done = run_attempt(tiny_job(tmp_path, world_size=2, steps=3))
     names = {rank: [name for name, fields in done.events if fields["rank"] == rank] for rank in (0, 1)}
 
-    assert names[0] == ["joined", "loaded", "step", "step", "step", "finished"]
-    assert names[1] == ["joined", "loaded", "step", "finished"]
+    assert names[0] == ["imported", "joined", "loaded", "step", "step", "step", "finished"]
+    assert names[1] == ["imported", "joined", "loaded", "step", "finished"]
     assert done.said("step")[0].items() >= {"step": 1, "samples": 47}.items()
 
 
