@@ -1,4 +1,4 @@
-"""What holds for every test: no telemetry, and no warm server left behind."""
+"""What holds for every test: no telemetry, a key of its own, and no warm server left behind."""
 
 import os
 
@@ -8,6 +8,7 @@ os.environ |= {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "GX_ANALYTICS_ENABLED": "false",
+    "SEATRIAL_SEAL_KEY": "5e" * 32,  # else the first checkpoint of a test would leave a key under the current folder
 }
 
 from collections.abc import Iterator
