@@ -1,8 +1,7 @@
 """Loader workers: a rank's future micro-batches, fetched ahead by processes of its own through torch's DataLoader.
 
 What is fetched, in which order and with which random streams is decided by the rank and is a pure function of the position in the data,
-so batches have the same bytes at any number of workers, and with none. Workers die with their rank, by a signal of the kernel. Batches come
-through a pipe as plain bytes, not through shared memory, of which a killed process leaves files behind.
+so batches have the same bytes at any number of workers, and with none. Workers die with their rank, by a signal of the kernel.
 """
 
 import os
@@ -13,15 +12,13 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from trainer.children import die_with_parent
 from trainer.dataset import Rows, fetch
 from trainer.recipe import Batch, SplitData
+from trainer.slots import Place, Slots
 from trainer.streams import Words
 from trainer.wires import failure_of
 from validation import errors
@@ -35,15 +32,6 @@ class Request(NamedTuple):
 
     rows: Rows  # (B,)
     keys: Words  # (B,) of the samples' own random streams
-
-
-class Packed(NamedTuple):
-    """A tensor on its way between processes."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    stride: tuple[int, ...]
-    body: npt.NDArray[np.uint8]
 
 
 class Broken(NamedTuple):
@@ -68,10 +56,13 @@ class Loader:
     def __init__(self, data: SplitData, requests: Iterable[Request], workers: int) -> None:
         """Start the workers. `requests` is read as far ahead as they work; the caller's random streams stay as they are."""
         rank = os.getpid()
+        # AHEAD a worker are asked for and not taken yet; when one is taken the next is asked for, before it is copied out of its slot
+        self._slots = slots = Slots(AHEAD * workers + 1)
+        numbered = ((number % len(slots), request) for number, request in enumerate(requests))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # more workers than cores: the recipe asked for them
             loader: DataLoader[Any] = DataLoader(
-                _Fetcher(data), batch_size=None, sampler=requests, num_workers=workers, collate_fn=_same, prefetch_factor=AHEAD,
+                _Fetcher(data, slots), batch_size=None, sampler=numbered, num_workers=workers, collate_fn=_same, prefetch_factor=AHEAD,
                 worker_init_fn=lambda _: die_with_parent(rank, signal.SIGKILL), multiprocessing_context="fork", generator=torch.Generator(),
             )  # fmt: skip
             self._batches: Iterator[Any] | None = iter(loader)  # one pass over the whole run: the workers live as long as it does
@@ -91,39 +82,31 @@ class Loader:
             ) from error
         if isinstance(fetched, Broken):
             raise _mended(fetched) from WorkerTraceError(f"\n{fetched.trace}")
-        return Batch(*map(_unpacked, fetched))
+        return self._slots.read(*fetched)
 
     def close(self) -> None:
         """End the workers."""
         self._batches = None  # torch ends them with the iterator
+        self._slots.close()
 
 
 class _Fetcher(Dataset[Any]):
-    """The worker's side: a request is an index."""
+    """The worker's side: an index is a request and the slot for its batch."""
 
-    def __init__(self, data: SplitData) -> None:
+    def __init__(self, data: SplitData, slots: Slots) -> None:
         self._data = data
+        self._slots = slots
 
-    def __getitem__(self, request: Request) -> tuple[Packed, ...] | Broken:
+    def __getitem__(self, index: tuple[int, Request]) -> tuple[int, tuple[Place, ...]] | Broken:
+        slot, request = index
         try:
-            return tuple(map(_packed, fetch(self._data, *request)))
+            return slot, self._slots.write(slot, fetch(self._data, *request))
         except Exception as error:
             return _broken(error)
 
 
 def _same(value: Any) -> Any:
     return value
-
-
-def _packed(value: Tensor) -> Packed:
-    """Copied here and now: the recipe may use its memory again while the bytes are still on their way."""
-    copied = value.detach().clone()  # without gaps, like every tensor that `fetch` returns
-    body = copied.as_strided((copied.numel(),), (1,)).view(torch.uint8).numpy()
-    return Packed(copied.dtype, tuple(copied.shape), copied.stride(), body)
-
-
-def _unpacked(packed: Packed) -> Tensor:
-    return torch.from_numpy(packed.body).view(packed.dtype).as_strided(packed.shape, packed.stride)
 
 
 def _broken(error: Exception) -> Broken:
