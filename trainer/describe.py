@@ -63,9 +63,12 @@ def training_of(recipe_path: str) -> Training:
 
 
 def _content_sha256(data: SplitData) -> str:
-    """sha256 over inputs, labels and weights of every row in order, read in chunks."""
+    """sha256 over inputs, labels and weights of every row in order, read in chunks; data that draws random numbers draws the same ones."""
+    from trainer.dataset import seed_streams  # torch, which only warm processes have
+
     seen = hashlib.sha256()
     for start in range(0, len(data), CHUNK_ROWS):
+        seed_streams(start)
         for part in data.batch(np.arange(start, min(start + CHUNK_ROWS, len(data)))):
             seen.update(f"{part.dtype}{tuple(part.shape)}".encode())
             seen.update(np.ascontiguousarray(part.numpy()).tobytes())

@@ -62,3 +62,11 @@ def test_steps_follow_the_tail(tail: str, steps: int, tmp_path: Path, monkeypatc
     monkeypatch.setattr(tiny_recipe, "recipe", replace(recipe, training=replace(recipe.training, tail=tail)))
 
     assert describe("tiny_recipe:recipe", str(tmp_path)).steps == steps
+
+
+@pytest.mark.parametrize("name", ["augmented0", "jitter0"])
+def test_random_data_has_one_digest(name: str, tmp_path: Path) -> None:
+    """Augmentation, and draws for a whole batch, do not make other data of the same one."""
+    digests = {describe(f"loader_recipes:{name}", str(tmp_path)).data_sha256 for _ in range(2)}
+
+    assert len(digests) == 1
