@@ -34,7 +34,8 @@ class MapStyle(Protocol):
 
 
 def seed_streams(key: int) -> None:
-    """Start the global streams that data code draws from: torch's on the CPU, numpy's and Python's. `key` is a 64-bit integer."""
+    """Start the global streams: torch's on the CPU, numpy's and Python's. `key` is a 64-bit integer."""
+    # torch.manual_seed draws the same bits, and takes up to 0.3 ms to reach every backend
     torch.default_generator.manual_seed(key)
     np.random.seed([key & 0xFFFFFFFF, key >> 32, _NUMPY])
     random.seed(key)

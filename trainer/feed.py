@@ -62,6 +62,7 @@ class Feed:
         self._parts = accumulation
         self._stand_in = stand_in
         self._workers = workers
+        self._keyed = hasattr(data, "keyed_batch")
         self._loader: Loader | None = None
         self._next = -1  # position up to which batches were taken from the loader
         self._last: tuple[range, Located] | None = None  # the batch asked last
@@ -74,7 +75,10 @@ class Feed:
         """(n, 4): step, lane, position, sample id of every sample of this rank's lanes."""
         positions, rows = self._asked(batch)
         lanes = np.repeat(np.array(self._own), [len(lane_span(batch, lane, self._lanes)) for lane in self._own])
-        return np.stack((np.full(len(rows), step), lanes, positions, self._data.sample_ids[rows]), axis=1).astype(np.int64)
+        table = np.empty((len(rows), 4), dtype=np.int64)
+        table[:, 0] = step
+        table[:, 1], table[:, 2], table[:, 3] = lanes, positions, self._data.sample_ids[rows]
+        return table
 
     def micro_batches(self, batch: range, reduction: Reduction) -> list[MicroBatch]:
         """Fetch this rank's samples, grouped as the reduction wants them, each group cut into its parts.
@@ -115,13 +119,18 @@ class Feed:
             batch = self._order.span(batch.stop)
 
     def _requests(self, cuts: Sequence[Cut], own: Located) -> list[Request]:
-        keys = self._order.keys(own.positions, self._data.sample_ids[own.rows])
+        """What to fetch; of data that is not keyed by sample only each request's first key, which its streams start from."""
         starts = np.searchsorted(own.positions, [cut.positions.start for cut in cuts])
-        inside = [slice(start, start + len(cut.positions)) for start, cut in zip(starts, cuts, strict=True)]
-        return [
-            Request(own.rows[place], keys[place]) if cut.counts else self._stand_in_request(cut)
-            for place, cut in zip(inside, cuts, strict=True)
-        ]
+        chosen = slice(None) if self._keyed else starts.clip(max=len(own.rows) - 1)
+        keys = self._order.keys(own.positions[chosen], self._data.sample_ids[own.rows[chosen]]) if len(own.rows) else None
+        found = []
+        for number, (start, cut) in enumerate(zip(starts, cuts, strict=True)):
+            if not cut.counts or keys is None:
+                found.append(self._stand_in_request(cut))
+                continue
+            place = slice(start, start + len(cut.positions))
+            found.append(Request(own.rows[place], keys[place] if self._keyed else keys[number : number + 1]))
+        return found
 
     def _stand_in_request(self, cut: Cut) -> Request:
         """Samples of the batch's start, repeated when the whole batch has fewer."""

@@ -1,16 +1,15 @@
 """One rank's training, read top to bottom. The same code for one rank and for many, on CPU (gloo) and on GPUs (nccl)."""
 
 import math
-import random
 import resource
 import time
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from trainer.clocks import estimate
 from trainer.config import TrainJob
+from trainer.dataset import seed_streams
 from trainer.evaluate import measure_quality
 from trainer.norms import clip_, global_norm
 from trainer.parallel import local, whole
@@ -105,10 +104,8 @@ def train_step(run: Training) -> tuple[Totals, int]:
 
 
 def _seed(run: Training, seed: int) -> None:
-    """Start the micro-batch's random streams. torch.manual_seed draws the same bits, and takes up to 0.3 ms to reach every backend."""
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-    random.seed(seed)
+    """Start the micro-batch's random streams, also those that only a recipe's own code may draw from."""
+    seed_streams(seed)
     if run.device.type == "cuda":
         torch.cuda.manual_seed(seed)
 

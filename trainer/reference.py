@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +21,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from trainer.checks import is_coupled, switch_off_dropout
+from trainer.dataset import fetch
 from trainer.order import permute
 from trainer.recipe import Batch, Recipe, SplitData, load_recipe
 from trainer.state import tensor_sha256
-from trainer.streams import NOISE, hash64
+from trainer.streams import NOISE, hash64, sample_keys
 from validation.errors import EvidenceError
 from validation.records import GRADIENT_ERROR_COLUMNS
 
@@ -33,6 +34,19 @@ MOST_PIECES = 16  # random micro-batches of a re-ordering
 ZERO = 1e-12  # a tensor whose share of the whole gradient's norm is below this has no gradient of its own, only rounding
 
 Rows = npt.NDArray[np.int64]
+
+
+class Samples(NamedTuple):
+    """Samples of a batch or of a part of it, and the keys of their own random streams."""
+
+    rows: Rows
+    keys: npt.NDArray[np.uint64]
+
+    def part(self, chosen: Any) -> "Samples":
+        """Some of them, by slice or index."""
+        return Samples(self.rows[chosen], self.keys[chosen])
+
+
 Gradients = dict[str, Tensor]  # by parameter name, mean over the global batch, before clipping
 
 
@@ -50,7 +64,7 @@ class Problem:
 
     recipe: Recipe
     data: SplitData
-    batches: tuple[Rows, ...]
+    batches: tuple[Samples, ...]
     steps: int  # updates of the recipe's whole training: what its schedule is made for
     coupled: bool  # samples of a micro-batch see one another, so a batch has to be cut as the recipe's Training says
 
@@ -58,7 +72,7 @@ class Problem:
 def expected_order(recipe_path: str, steps: int) -> tuple[int, ...]:
     """Sample ids of the first steps in position order, from the permutation alone."""
     problem = load_problem(recipe_path, steps)
-    return tuple(int(problem.data.sample_ids[row]) for batch in problem.batches for row in batch)
+    return tuple(int(problem.data.sample_ids[row]) for batch in problem.batches for row in batch.rows)
 
 
 def reference_gradients(recipe_path: str, steps: int, folder: str) -> str:
@@ -125,8 +139,9 @@ def load_problem(recipe_path: str, steps: int) -> Problem:
     samples = min(steps * plan.global_batch_size, there)
     passes = [permute(plan.seed, epoch, size, np.arange(size)) for epoch in range(math.ceil(samples / size))]
     rows = np.concatenate(passes)[:samples]
-    batches = tuple(rows[cut : cut + plan.global_batch_size] for cut in range(0, samples, plan.global_batch_size))
-    coupled = is_coupled(recipe, _model(recipe, torch.float64), _double(data.batch(batches[0])))
+    whole = Samples(rows, sample_keys(plan.seed, np.arange(samples) // size, data.sample_ids[rows]))
+    batches = tuple(whole.part(slice(cut, cut + plan.global_batch_size)) for cut in range(0, samples, plan.global_batch_size))
+    coupled = is_coupled(recipe, _model(recipe, torch.float64), _double(fetch(data, *batches[0])))
     return Problem(recipe, data, batches, math.ceil(there / plan.global_batch_size), coupled)
 
 
@@ -140,11 +155,11 @@ def plain_training(problem: Problem, *, moved: torch.Generator | None = None, sh
     plan = problem.recipe.training
     schedule = problem.recipe.schedule(optimizer, problem.steps)
     moments = []
-    for rows in problem.batches:
+    for samples in problem.batches:
         if moved is not None:
             _move(model, moved)
         weights = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-        moments.append(Moment(weights, gradients_of(problem, model, _pieces(problem, rows, shuffled))))
+        moments.append(Moment(weights, gradients_of(problem, model, _pieces(problem, samples, shuffled))))
         for name, parameter in model.named_parameters():
             parameter.grad = moments[-1].gradients[name].clone() if name in moments[-1].gradients else None
         if plan.clip_norm is not None:
@@ -155,15 +170,15 @@ def plain_training(problem: Problem, *, moved: torch.Generator | None = None, sh
     return moments
 
 
-def gradients_of(problem: Problem, model: nn.Module, pieces: Sequence[Rows]) -> Gradients:
-    """Mean gradient of some rows at the model's weights: sum over pieces / weight over pieces; zeros for what takes no part."""
+def gradients_of(problem: Problem, model: nn.Module, pieces: Sequence[Samples]) -> Gradients:
+    """Mean gradient of some samples at the model's weights: sum over pieces / weight over pieces; zeros for what takes no part."""
     in_double = next(model.parameters()).dtype == torch.float64
     smaller = problem.recipe.training.autocast
     cast = torch.autocast("cpu", getattr(torch, smaller)) if smaller and not in_double else nullcontext()
     model.zero_grad(set_to_none=True)
     total = 0.0
-    for rows in pieces:
-        batch = problem.data.batch(rows)
+    for samples in pieces:
+        batch = fetch(problem.data, *samples)
         with cast:
             loss_sum, weight = problem.recipe.loss(model, _double(batch) if in_double else batch)
         loss_sum.backward()  # type: ignore[no-untyped-call]
@@ -234,24 +249,28 @@ def _double(batch: Batch) -> Batch:
     return Batch(*(value.double() if value.is_floating_point() else value for value in batch))
 
 
-def _pieces(problem: Problem, rows: Rows, shuffled: torch.Generator | None) -> list[Rows]:
+def _pieces(problem: Problem, samples: Samples, shuffled: torch.Generator | None) -> list[Samples]:
     """The batch as it is, or re-ordered and cut at random places; coupled samples stay together, re-ordered among themselves."""
     if problem.coupled:
         plan = problem.recipe.training
-        parts = [part for lane in _cut(rows, plan.lanes) for part in _cut(lane, plan.accumulation) if len(part)]
-        return parts if shuffled is None else [part[torch.randperm(len(part), generator=shuffled).numpy()] for part in parts]
+        parts = [part for lane in _cut(samples, plan.lanes) for part in _cut(lane, plan.accumulation) if len(part.rows)]
+        return parts if shuffled is None else [_reordered(part, shuffled) for part in parts]
     if shuffled is None:
-        return [rows]
-    order = torch.randperm(len(rows), generator=shuffled).numpy()
+        return [samples]
+    reordered = _reordered(samples, shuffled)
     count = int(torch.randint(2, MOST_PIECES + 1, (), generator=shuffled))
-    cuts = torch.randint(0, len(rows) + 1, (count - 1,), generator=shuffled).sort().values.numpy()
-    return [piece for piece in np.split(rows[order], cuts) if len(piece)]
+    cuts = torch.randint(0, len(samples.rows) + 1, (count - 1,), generator=shuffled).sort().values.tolist()
+    return [reordered.part(slice(first, last)) for first, last in pairwise([0, *cuts, len(samples.rows)]) if last > first]
 
 
-def _cut(rows: Rows, parts: int) -> list[Rows]:
-    """Cut rows into parts of sizes that differ by one at most, as lanes and accumulation do."""
-    edges = [part * len(rows) // parts for part in range(parts + 1)]
-    return [rows[first:last] for first, last in pairwise(edges)]
+def _reordered(samples: Samples, draw: torch.Generator) -> Samples:
+    return samples.part(torch.randperm(len(samples.rows), generator=draw).numpy())
+
+
+def _cut(samples: Samples, parts: int) -> list[Samples]:
+    """Cut samples into parts of sizes that differ by one at most, as lanes and accumulation do."""
+    edges = [part * len(samples.rows) // parts for part in range(parts + 1)]
+    return [samples.part(slice(first, last)) for first, last in pairwise(edges)]
 
 
 def _move(model: nn.Module, draw: torch.Generator) -> None:
