@@ -13,6 +13,9 @@ from trainer.order import Order, Rows, lane_span
 from trainer.parts import Ledger
 from trainer.recipe import Batch, SplitData
 from trainer.reduce import Reduction
+from trainer.streams import Words
+
+BLOCK_ROWS = 1 << 16  # of a rank, located at once: numpy's calls cost more than their work on a few thousand rows
 
 
 class MicroBatch(NamedTuple):
@@ -38,8 +41,10 @@ class Cut(NamedTuple):
 class Located(NamedTuple):
     """This rank's share of a global batch."""
 
+    batch: range
     positions: Rows  # ascending
     rows: Rows
+    ledger: Ledger  # (n, 4): the step is still open
 
 
 class Feed:
@@ -65,7 +70,7 @@ class Feed:
         self._keyed = hasattr(data, "keyed_batch")
         self._loader: Loader | None = None
         self._next = -1  # position up to which batches were taken from the loader
-        self._last: tuple[range, Located] | None = None  # the batch asked last
+        self._block: dict[int, Located] = {}  # by the batch's first position: the batch asked last and those after it
 
     def positions(self, batch: range) -> Rows:
         """Positions of this rank's lanes in a global batch, ascending; possibly none."""
@@ -73,11 +78,8 @@ class Feed:
 
     def ledger(self, step: int, batch: range) -> Ledger:
         """(n, 4): step, lane, position, sample id of every sample of this rank's lanes."""
-        positions, rows = self._asked(batch)
-        lanes = np.repeat(np.array(self._own), [len(lane_span(batch, lane, self._lanes)) for lane in self._own])
-        table = np.empty((len(rows), 4), dtype=np.int64)
+        table = self._asked(batch).ledger
         table[:, 0] = step
-        table[:, 1], table[:, 2], table[:, 3] = lanes, positions, self._data.sample_ids[rows]
         return table
 
     def micro_batches(self, batch: range, reduction: Reduction) -> list[MicroBatch]:
@@ -115,22 +117,25 @@ class Feed:
     def _upcoming(self, batch: range, groups: Sequence[range]) -> Iterator[Request]:
         """Requests of all micro-batches from a batch on, to the end of the order."""
         while batch:
-            yield from self._requests(self._cuts(groups, batch), self._located(batch))
+            yield from self._requests(self._cuts(groups, batch), self._locate([batch])[0])
             batch = self._order.span(batch.stop)
 
     def _requests(self, cuts: Sequence[Cut], own: Located) -> list[Request]:
         """What to fetch; of data that is not keyed by sample only each request's first key, which its streams start from."""
         starts = np.searchsorted(own.positions, [cut.positions.start for cut in cuts])
-        chosen = slice(None) if self._keyed else starts.clip(max=len(own.rows) - 1)
-        keys = self._order.keys(own.positions[chosen], self._data.sample_ids[own.rows[chosen]]) if len(own.rows) else None
+        keys = self._order.keys(own.positions, self._data.sample_ids[own.rows]) if self._keyed else None
         found = []
-        for number, (start, cut) in enumerate(zip(starts, cuts, strict=True)):
-            if not cut.counts or keys is None:
-                found.append(self._stand_in_request(cut))
-                continue
+        for start, cut in zip(starts, cuts, strict=True):
             place = slice(start, start + len(cut.positions))
-            found.append(Request(own.rows[place], keys[place] if self._keyed else keys[number : number + 1]))
+            if not cut.counts:
+                found.append(self._stand_in_request(cut))
+            else:
+                found.append(Request(own.rows[place], self._first_key(cut, own.rows[start]) if keys is None else keys[place]))
         return found
+
+    def _first_key(self, cut: Cut, row: np.int64) -> Words:
+        """The key of a micro-batch's first sample, (1,)."""
+        return self._order.keys_of(cut.positions.start, int(self._data.sample_ids[row]))
 
     def _stand_in_request(self, cut: Cut) -> Request:
         """Samples of the batch's start, repeated when the whole batch has fewer."""
@@ -155,15 +160,26 @@ class Feed:
         return [Cut(group[0], part, part == full[-1][0], positions, 1.0) for part, positions in full]
 
     def _asked(self, batch: range) -> Located:
-        """`_located`, asked several times a step, computed once."""
-        if self._last is None or self._last[0] != batch:
-            self._last = (batch, self._located(batch))
-        return self._last[1]
+        """This rank's share of a batch; those of the batches that follow are found with it."""
+        found = self._block.get(batch.start)
+        if found is None or found.batch != batch:
+            batches = [batch]
+            while batches[-1] and len(batches) * len(batch) * len(self._own) < BLOCK_ROWS * self._lanes:
+                batches.append(self._order.span(batches[-1].stop))
+            self._block = {share.batch.start: share for share in self._locate(batches)}
+            found = self._block[batch.start]
+        return found
 
-    def _located(self, batch: range) -> Located:
-        spans = [lane_span(batch, lane, self._lanes) for lane in self._own]
-        positions = np.concatenate([np.arange(span.start, span.stop, dtype=np.int64) for span in spans])
-        return Located(positions, self._order.rows(positions))
+    def _locate(self, batches: Sequence[range]) -> list[Located]:
+        spans = [[lane_span(batch, lane, self._lanes) for lane in self._own] for batch in batches]
+        positions = np.concatenate([np.arange(span.start, span.stop, dtype=np.int64) for own in spans for span in own])
+        lanes = np.repeat(np.array([*self._own] * len(batches)), [len(span) for own in spans for span in own])
+        rows = self._order.rows(positions)
+        table = np.empty((len(rows), 4), dtype=np.int64)
+        table[:, 1], table[:, 2], table[:, 3] = lanes, positions, self._data.sample_ids[rows]
+        ends = np.cumsum([sum(map(len, own)) for own in spans])
+        places = [slice(end - sum(map(len, own)), end) for end, own in zip(ends, spans, strict=True)]
+        return [Located(batch, positions[place], rows[place], table[place]) for batch, place in zip(batches, places, strict=True)]
 
     def _on_device(self, batch: Batch) -> Batch:
         return Batch(*(cast_input(value, self._device, double=self._double) for value in batch))

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.recipe import Training
-from trainer.streams import MIX_1, MIX_2, PERMUTATION, Words, hash64, sample_keys
+from trainer.streams import MIX_1, MIX_2, PERMUTATION, SAMPLE, Words, hash64, sample_keys
 from validation.errors import ConfigError, DataError
 
 Rows = npt.NDArray[np.int64]
@@ -131,6 +131,10 @@ class Order:
             inside = epochs == epoch
             rows[inside] = permute(self.seed, int(epoch), self.size, offsets[inside])
         return rows
+
+    def keys_of(self, position: int, sample_id: int) -> Words:
+        """`keys` of one sample, (1,); a few integers are hashed faster without numpy."""
+        return np.array([hash64(SAMPLE, self.seed, position // self.size, sample_id)], dtype=np.uint64)
 
     def keys(self, positions: range | Rows, sample_ids: Rows) -> Words:
         """Keys of the samples' own random streams at any positions, of (seed, epoch, sample id) alone.
