@@ -2,11 +2,12 @@
 
     python benchmarks/step_throughput.py [--json] [--quick]
 
-Ours: trainer.ranks.run_group, `fast` reduction, with timeline, ledger, deadlines, finite checks and a sealed checkpoint every 50 steps (1.3 to 2 s).
+Ours: trainer.ranks.run_group, `fast` reduction, with timeline, ledger, deadlines, finite checks and a sealed checkpoint every 50 steps.
 Peers, none of which writes anything: a hand-written loop around torch's DistributedDataParallel (goal: ours is at least 0.98 of it),
 Hugging Face Accelerate and Lightning Fabric (at least 1.0 each), in benchmarks/peers, pinned in its requirements.txt and installed beside
 the project's packages into .venv-peers. All train the same model, optimizer, schedule, loss and clipping on the same rows, global batch
-4096, at W = 1 and 2, in ranks forked from a warm interpreter, one thread each. Timed are 100 steps after 10 of warm-up by rank 0's clock,
+4096, at W = 1 and 2, in ranks forked from a warm interpreter, one thread each, with the same allocator settings
+(trainer/wires.py). Timed are 100 steps after 10 of warm-up by rank 0's clock,
 from the start of one step to the start of another: two checkpoints are in it, start-up is not. Sides take turns in rotated order; a
 ratio is the median over the rounds of throughput ours / peer of one round. `ratio` is the worst of (ratio / its goal) over peers and
 world sizes; `met` also asks that every peer was measured.

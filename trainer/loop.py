@@ -82,7 +82,8 @@ def train_step(run: Training) -> tuple[Totals, int]:
     torch._foreach_div_([local(gradient) for gradient in gradients], totals.weight * run.scaler.scale)
     if run.job.defect == "divide_twice":
         torch._foreach_div_([local(gradient) for gradient in gradients], float(run.world.world_size))
-    norm = global_norm(gradients)  # collective when sharded: the same number on every rank, so all take the same way from here
+    # collective when sharded; the same number on every rank, so all take the same way from here
+    norm = global_norm(gradients, by_rows=run.job.reduction == "exact")
     overflowed = run.scaler.absorbs(norm)
     if not overflowed:
         _check_finite(run, totals, norm)

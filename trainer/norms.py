@@ -23,10 +23,17 @@ def row_norms(gradient: Tensor) -> Tensor:
     return norms
 
 
-def global_norm(gradients: Sequence[Tensor]) -> float:
-    """Euclidean norm of all gradients together; not finite when any element is not. Collective when they are sharded (DTensor)."""
-    sharded = isinstance(gradients[0], DTensor)
-    rows = _gathered(gradients) if sharded else [row_norms(gradient) for gradient in gradients]
+def global_norm(gradients: Sequence[Tensor], *, by_rows: bool = True) -> float:
+    """Euclidean norm of all gradients together; not finite when any element is not. Collective when they are sharded (DTensor).
+
+    `by_rows=False`, for whole gradients, takes tensor by tensor as torch does: faster, in the bits of this layout alone.
+    """
+    if isinstance(gradients[0], DTensor):
+        rows = _gathered(gradients)
+    elif by_rows:
+        rows = [row_norms(gradient) for gradient in gradients]
+    else:
+        return float(torch.stack(torch._foreach_norm(list(gradients))).norm())
     return float(torch.cat(rows).double().norm())
 
 

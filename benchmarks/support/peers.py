@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from support.output import progress
+
+from trainer.wires import WARM_ENVIRON
 
 PEERS = Path(__file__).parents[1] / "peers"
 REQUIREMENTS = PEERS / "requirements.txt"
@@ -51,8 +54,9 @@ class StepServer:
 
     def __init__(self, python: Path, *sides: str) -> None:
         self._process = subprocess.Popen(
-            [str(python), "-W", "ignore", str(PEERS / "step_server.py"), *sides], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+            [str(python), "-W", "ignore", str(PEERS / "step_server.py"), *sides], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env=os.environ | WARM_ENVIRON,  # the allocator's settings, too: without them a process is up to a tenth slower by luck
+        )  # fmt: skip
         if self._line() != "ready":
             self.__exit__()
             raise PeersMissing(f"{', '.join(sides)} cannot be imported by {python}; see above")
