@@ -66,14 +66,18 @@ class TrainJob:
         return sizes[min(attempt, len(sizes) - 1)]
 
 
+_PHASE_ALIASES = {"checkpoint": "seal"}  # the moment before a checkpoint counts
+
+
 def parse_fault(text: str) -> Fault:
     """Read "kill:rank=1,step=7,phase=backward". Raises ConfigError naming the bad part."""
     kind, _, rest = text.partition(":")
     try:
         given = dict(part.split("=", 1) for part in rest.split(","))
+        phase = given.pop("phase", "backward")
         fault = Fault(
             kind=kind,  # type: ignore[arg-type]  # checked below
-            rank=int(given.pop("rank")), step=int(given.pop("step")), phase=given.pop("phase", "backward"),
+            rank=int(given.pop("rank")), step=int(given.pop("step")), phase=_PHASE_ALIASES.get(phase, phase),
             attempt=int(given.pop("attempt", "0")), ms=float(given.pop("ms", "0")),
         )  # fmt: skip
     except (KeyError, ValueError) as error:

@@ -78,7 +78,9 @@ def test_death_without_a_restart_names_rank_signal_and_step(tmp_path):
 
 def test_raised_error_names_its_rank_and_text(tmp_path):
     """The rank that raised is blamed, not the peers that lost it."""
-    with pytest.raises(RankError, match=r"rank 1 of 4 raised RuntimeError: planned fault error:rank=1,step=1(.|\n)*after step 1(.|\n)*in fire"):
+    with pytest.raises(
+        RankError, match=r"rank 1 of 4 raised RuntimeError: planned fault error:rank=1,step=1(.|\n)*after step 1(.|\n)*in fire"
+    ):
         run("train", job(tmp_path, world_size=4, faults=(Fault(kind="error", rank=1, step=1),)))
 
 
