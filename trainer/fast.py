@@ -57,7 +57,9 @@ class FastReduction:
         self._flat: Flat | None = None
         self._wrapped: DistributedDataParallel | None = None
         elements = sum(p.numel() for p in self._parameters) + moving.size
-        if world.world_size > 1 and elements * self._parameters[0].element_size() <= ONE_BUCKET_BYTES:
+        # scalars ride along in the gradients' type: a smaller one would round weights, and steps beyond 256
+        rides = self._parameters[0].dtype in (torch.float32, torch.float64)
+        if world.world_size > 1 and rides and elements * self._parameters[0].element_size() <= ONE_BUCKET_BYTES:
             self._flat = make_flat(self._parameters, moving.size, elements + SCALARS + 1)
         elif world.world_size > 1:
             self._wrapped = self._wrap(model, has_unused=has_unused)

@@ -69,6 +69,19 @@ def test_fast_equals_plain_sums_within_rounding(
             np.testing.assert_allclose((loss, weight), (losses.sum(), weights.sum()), rtol=1e-6)
 
 
+def test_fast_counts_steps_of_small_models(tmp_path: Path) -> None:
+    """Steps and weights are not rounded to the model's bfloat16 on their way, which holds whole numbers to 256 only."""
+    assert run_ranks(tiny_job(tmp_path, world_size=2), fast_in_bfloat16) == [514.0, 514.0]
+
+
+def fast_in_bfloat16(world: World) -> float:
+    model = two_parameters((8, 7, "bfloat16"))
+    reduction = FastReduction(model, world, *quiet(world, model), has_unused=False, coupled=False)
+    micro = micro_batch(reduction.groups(rank_lanes(world.rank, 2, 8))[0][0])
+    reduction.backward(257, micro, reduction.module(torch.ones(7)), torch.tensor(257.0), 1.0)
+    return reduction.finish(257).weight
+
+
 def lane_gradients(case: Case) -> Array:
     """(V, size) gradients over twelve orders of magnitude, so that every order of adding rounds differently."""
     lanes, size, dtype = case
