@@ -12,7 +12,7 @@ from infra.mirror_layout import read_claim, step_of, stored_job
 from infra.settings import Settings
 from infra.store import ObjectStore, open_store
 from trainer.seal_key import seal_key
-from validation.errors import ConfigError, InputError, StoreError
+from validation.errors import ConfigError, DataError, InputError, StoreError
 
 SYNC_S = 1.0  # between looks at the run's folder
 
@@ -33,8 +33,14 @@ class SecondTier:
         self._thread = threading.Thread(target=self._copy, name="mirror", daemon=True)
 
     def job(self) -> bytes | None:
-        """job.json of the run in the store; None when it is not there."""
-        return stored_job(self._store, self._run)
+        """job.json of the run in the store; None when the run is not there. Raises DataError when all but this file is."""
+        stored = stored_job(self._store, self._run)
+        if stored is None and (claim := read_claim(self._store, self._run)[0]) is not None:
+            raise DataError(
+                f"the store has step {claim.step} of run {self._run} and not its job.json, so it cannot be told which training it is. "
+                "Beginning it again would lose those steps, so nothing was started. Restore that object, or choose another --run name."
+            )
+        return stored
 
     def fetch(self) -> None:
         """Bring the run from the store into its folder, which does not exist yet."""

@@ -207,6 +207,7 @@ def _document(record: RunRecord, folder: Path, tier: SecondTier | None) -> dict[
         "recipe": record.recipe, "world_size": record.world_size, "parallel": record.parallel, "reduction": record.reduction,
         "steps": record.steps, "attempts": record.attempts, "state_sha256": record.state_sha256, "ledger_sha256": record.ledger_sha256,
         "throughput_sps": record.throughput_sps, "recoveries": record.recoveries, "unsaved": record.unsaved,
+        "refused": record.refused,
         "mirror": tier.document() if tier else None, "folder": str(folder),
     }  # fmt: skip
 

@@ -44,6 +44,8 @@ def say(document: Mapping[str, Any], projection: Sequence[str]) -> None:
         console.print(f"  {_recovered(recovery)}", markup=False)
     for line in projection:
         console.print(f"  {line}", markup=False)
+    for problem in document["refused"]:
+        console.print(f"  {problem}", markup=False)
     for problem in document["unsaved"]:
         console.print(f"  checkpoint not written: {problem}", markup=False)
     say_mirror(document["mirror"])

@@ -41,6 +41,7 @@ class Group:
         self.steps = self.job.steps  # updates in all; a job without a limit learns it from its ranks
         self.sealed = 0  # the newest checkpoint that stands, in updates
         self.unsaved: dict[int, str] = {}  # step -> why its checkpoint does not stand
+        self.refused: dict[str, None] = {}  # what attempts passed over when they started, each once
         for event in past.events:
             self._take_in(event)
         self.meter = Meter()
@@ -127,6 +128,8 @@ class Group:
             self.sealed = max(self.sealed, int(event.fields["step"]))
         elif event.name == "unsaved" and len(self.unsaved) < UNSAVED_KEPT:
             self.unsaved[int(event.fields["step"])] = str(event.fields["reason"])
+        elif event.name == "loaded":
+            self.refused |= dict.fromkeys(event.fields.get("refused", ()))
 
     def _tell(self, event: Event) -> None:
         """Forward progress, unless the flow process is slow to listen: then this word is dropped, and the ranks do not wait."""
@@ -211,6 +214,7 @@ class Group:
                 seconds=(time.monotonic_ns() - self.request.asked_ns) / 1e9,
                 world_sizes=world_sizes,
                 unsaved=tuple(f"step {step}: {reason}" for step, reason in sorted(self.unsaved.items())),
+                refused=tuple(self.refused),
             )
 
         until_ns = max(self.until_ns, time.monotonic_ns() + int(COLLECT_S * 1e9))

@@ -78,13 +78,13 @@ class Recorder:
 
 
 def read_lines(folder: Path) -> list[dict[str, Any]]:
-    """Every whole line, oldest first; a torn one is left out."""
+    """Every whole line, oldest first; a torn one, and what is no record, is left out."""
     path = folder / FILE
     found = []
     for line in path.read_bytes().splitlines() if path.exists() else ():
         with contextlib.suppress(ValueError):
             found.append(json.loads(line))
-    return found
+    return [line for line in found if isinstance(line, dict) and "kind" in line]
 
 
 def ranks_of(lines: Sequence[Mapping[str, Any]]) -> list[Pid]:

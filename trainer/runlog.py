@@ -49,11 +49,13 @@ def collect(
     seconds: float,
     world_sizes: tuple[int, ...],
     unsaved: tuple[str, ...] = (),
+    refused: tuple[str, ...] = (),
 ) -> RunRecord:
     """Merge the parts of all attempts into the run's tables and its record, after the last attempt finished.
 
-    Args: seconds, wall clock of the whole group; world_sizes, of each attempt; unsaved, checkpoints that could not be written.
-    Raises: EvidenceError when a rank of the last attempt left no end.
+    Args: seconds, wall clock of the whole group; world_sizes, of each attempt; unsaved, checkpoints that could not be written;
+        refused, those that could not be used.
+    Raises: EvidenceError when a rank of the last attempt left no end, or rows of the ledger are missing.
     """
     folder = Path(job.folder)
     parts = read_parts(folder)
@@ -67,6 +69,12 @@ def collect(
     spans, ledger = Spans(int(last[0].start["resumed_from_step"]) + job.warmup_steps), LedgerDigest()
     write_chunks(folder / "timeline.parquet", TIMELINE_COLUMNS, timeline_chunks(parts, limits), spans.add)
     write_chunks(folder / "ledger.parquet", LEDGER_COLUMNS, ledger_chunks(parts, limits), ledger.add)
+    if ledger.rows < ledger.positions:
+        raise EvidenceError(
+            f"run {folder.name}: the ledger has {ledger.rows} of the {ledger.positions} positions that were trained; row files of earlier "
+            "attempts are missing or cut short, so it cannot be shown which samples were used. The checkpoints are not touched by this. "
+            f"Bring {folder / 'parts'} back (from a backup, or with --mirror from the store into an empty folder), or train anew."
+        )
     _lines(parts, limits, "curve", CURVE_COLUMNS).to_parquet(folder / "curve.parquet", index=False)
     _lines(parts, limits, "digests", DIGEST_COLUMNS).to_parquet(folder / "digests.parquet", index=False)
     record = RunRecord(
@@ -76,7 +84,7 @@ def collect(
         throughput_sps=spans.throughput_sps, seconds=seconds, worker_seconds=_worker_seconds(parts, seconds, world_sizes),
         attempts=attempts, faults_fired=faults_fired, recoveries=recoveries,
         peak_memory_mib=max(part.end["peak_memory_mib"] for part in parts if part.end),
-        machine=machine(device=last[0].start["device"], devices=int(last[0].start["devices"])), unsaved=unsaved,
+        machine=machine(device=last[0].start["device"], devices=int(last[0].start["devices"])), unsaved=unsaved, refused=refused,
     )  # fmt: skip
     (folder / "run.json").write_bytes(canonical_json(record))
     return record
@@ -89,7 +97,7 @@ def load_run(folder: str | Path) -> RunRecord:
         facts: dict[str, Any] = json.loads(path.read_bytes())
         facts["machine"] = Machine(**facts["machine"])
         facts["recoveries"] = tuple(Recovery(**item) for item in facts["recoveries"])
-        for name in ("state_sha256_by_rank", "faults_fired", "unsaved"):
+        for name in ("state_sha256_by_rank", "faults_fired", "unsaved", "refused"):
             facts[name] = tuple(facts.get(name, ()))
         for name in ("throughput_sps", "seconds", "worker_seconds", "peak_memory_mib"):
             facts[name] = float(facts[name])  # "NaN" is a string in canonical JSON
@@ -131,9 +139,13 @@ class LedgerDigest:
 
     def __init__(self) -> None:
         self._total = hashlib.sha256()
+        self.rows = 0
+        self.positions = 0  # up to the highest one
 
     def add(self, rows: Chunk) -> None:
         """Take the next rows."""
+        self.rows += len(rows["position"])
+        self.positions = max(self.positions, int(rows["position"].max(initial=-1)) + 1)
         self._total.update(np.stack([rows[name] for name in LEDGER_COLUMNS], axis=1).astype("<i8").tobytes())
 
     @property

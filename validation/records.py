@@ -84,6 +84,7 @@ class RunRecord:
     peak_memory_mib: float  # largest resident set of one rank, 2**20 bytes
     machine: Machine
     unsaved: tuple[str, ...] = ()  # checkpoints that could not be written, e.g. "step 30: No space left on device"
+    refused: tuple[str, ...] = ()  # damaged or vanished checkpoints that an attempt passed over when it started, in sentences
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -157,6 +157,32 @@ def test_a_named_run_goes_on_where_it_stopped(home: Path, capsys: Capture) -> No
     assert (done["steps"], done["folder"]) == (12, str(home / "runs" / "night"))
 
 
+def test_a_damaged_checkpoint_is_passed_over_aloud(home: Path, capsys: Capture) -> None:
+    """A run that goes on from an older checkpoint than the newest says which one was refused and why, to people and in the document."""
+    run(capsys, *TINY, "--run", "night", "--steps", "10", "--checkpoint-every", "3")
+    (home / "runs/night/checkpoints/step-00000009/state.json").write_text("{}")
+
+    assert main([*TWELVE, "--run", "night"]) == 0
+
+    shown = capsys.readouterr()
+    document = json.loads(shown.out)
+    assert ["checkpoint step-00000009 is damaged: state.json" in said for said in document["refused"]] == [True]
+    assert "checkpoint step-00000009 is damaged" in shown.err
+    assert digests(document) == digests(run(capsys, *TWELVE))
+
+
+@pytest.mark.parametrize(
+    "damage", [shutil.rmtree, lambda parts: os.truncate(parts / "attempt-0/rank-0/ledger.bin", 50)], ids=["gone", "cut"]
+)
+def test_a_ledger_with_a_hole_is_no_result(home: Path, capsys: Capture, damage: Any) -> None:
+    """A run whose earlier rows are gone ends with an error instead of the sha256 of a ledger that leaves samples out."""
+    run(capsys, *TINY, "--run", "night", "--steps", "10", "--checkpoint-every", "3")
+    damage(home / "runs/night/parts")
+
+    assert main([*TWELVE, "--run", "night"]) == 1
+    assert "row files of earlier attempts are missing or cut short" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -192,6 +218,18 @@ def test_a_folder_that_is_behind_the_store_is_not_continued(home: Path, capsys: 
 
     assert main([*TWELVE, "--run", "night", "--mirror"]) == 2
     assert "the store has step 12" in capsys.readouterr().err
+
+
+def test_a_stored_run_without_its_job_is_not_begun_again(home: Path, capsys: Capture) -> None:
+    """The store claims a step and has lost job.json: exit 2, not step 0."""
+    run(capsys, *TWELVE, "--run", "night", "--mirror")
+    shutil.rmtree(home / "runs" / "night")
+    for part in (home / "store").rglob("job.json"):
+        shutil.rmtree(part) if part.is_dir() else part.unlink()
+
+    assert main([*TWELVE, "--run", "night", "--mirror"]) == 2
+    assert "has step 12 of run night and not its job.json" in capsys.readouterr().err
+    assert not (home / "runs" / "night").exists()
 
 
 def test_recoveries_are_told_by_segment(capsys: Capture) -> None:

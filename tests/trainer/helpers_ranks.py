@@ -40,6 +40,7 @@ def keep(
     seconds: float,
     world_sizes: tuple[int, ...],
     unsaved: tuple[str, ...],
+    refused: tuple[str, ...],
 ) -> RunRecord:
     """A RunRecord of what the leader reports; the ranks' sums stand where their states would."""
     sums = tuple(path.read_text() for path in sorted(Path(job.folder).glob("sum-*")))
@@ -48,7 +49,7 @@ def keep(
         steps=job.steps or 0, state_sha256="", state_sha256_by_rank=sums, ledger_sha256="", throughput_sps=1.0, seconds=seconds,
         worker_seconds=seconds * world_sizes[0], attempts=attempts, faults_fired=faults_fired, recoveries=recoveries,
         peak_memory_mib=1.0, machine=Machine(device="cpu", devices=1, memory_gib=1.0, system="", python="", torch=""),
-        unsaved=unsaved,
+        unsaved=unsaved, refused=refused,
     )  # fmt: skip
 
 

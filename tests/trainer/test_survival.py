@@ -205,6 +205,13 @@ def test_unsaved_checkpoints_reach_the_record(tmp_path: Path) -> None:
     assert record.unsaved == ("step 1: No space left on device", "step 2: No space left on device", "step 4: No space left on device")
 
 
+def test_history_passes_over_what_is_no_record(tmp_path: Path) -> None:
+    """JSON that nobody here wrote is left out like a torn line."""
+    (tmp_path / "group.jsonl").write_bytes(b'[1]\n"x"\n{"a":1}\n' + line_of(kind="rank", attempt=0, rank=0, pid=1, started=0))
+
+    assert [line["kind"] for line in history.read_lines(tmp_path)] == ["rank"]
+
+
 def test_a_folder_has_one_run_at_a_time(tmp_path: Path) -> None:
     """Two runs would write over each other's checkpoints: the second is refused while the first one's ranks live."""
     (tmp_path / "group.jsonl").write_bytes(line_of(kind="rank", attempt=0, rank=0, pid=os.getpid(), started=pid_of(os.getpid()).started))
