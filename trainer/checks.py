@@ -1,7 +1,7 @@
 """What a recipe has to hold before its first step, asked of the real model and a real batch. Every failure is a RecipeError with a fix."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import NamedTuple, cast
 
@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import SyncBatchNorm
 from torch.nn.modules.dropout import _DropoutNd
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from trainer.dataset import seed_streams
 from trainer.recipe import Batch, Recipe
 from validation.errors import RecipeError
 
+REPEAT_TOLERANCE = 1e-5  # kernels that add in another order each time (atomics on GPUs) stay far below
 DOUBLING_TOLERANCE = 1e-3  # float32 sums of a few hundred samples agree to 1e-5; a mean is off by a factor of two
 
 
@@ -23,6 +26,7 @@ class Probed(NamedTuple):
     has_unused: bool  # some parameter takes no part in the loss of the probe batch
     moving: tuple[str, ...]  # buffers that the forward pass changes
     coupled: bool  # samples of a micro-batch see one another (BatchNorm), so what is in a micro-batch matters
+    calls: tuple[str, ...] = ()  # modules that the forward pass ran, in order
 
 
 def switch_off_dropout(model: nn.Module) -> None:
@@ -66,14 +70,30 @@ def check_model(recipe: Recipe, model: nn.Module, optimizer: Optimizer) -> None:
         )
 
 
+def check_stepping(recipe: Recipe, optimizer: Optimizer, schedule: LRScheduler | None) -> None:
+    """Refuse what cannot be stepped once an update without further arguments. Raises RecipeError."""
+    if isinstance(optimizer, LBFGS):
+        raise RecipeError(
+            f"recipe {recipe.name}: LBFGS evaluates the loss several times an update, and an update here has one gradient, added over all "
+            "ranks. Use an optimizer whose step() needs no closure (AdamW, SGD)."
+        )
+    if isinstance(schedule, ReduceLROnPlateau) or not (schedule is None or hasattr(schedule, "step")):
+        raise RecipeError(
+            f"recipe {recipe.name}: the schedule is a {type(schedule).__name__}, but it is stepped once an update, without a metric. Use "
+            "one that follows the number of updates (LambdaLR, OneCycleLR, CosineAnnealingLR, SequentialLR), or None."
+        )
+
+
 def check_loss(recipe: Recipe, model: nn.Module, batch: Batch, *, dropout: bool) -> Probed:
     """Ask the loss of a real batch: two scalars, a sum and not a mean, attached, with a positive weight. The model stays as it was."""
-    calls: list[int] = []
-    handle = model.register_forward_pre_hook(lambda *_: calls.append(1))
+    calls: list[str] = []
+    handles = [module.register_forward_pre_hook(lambda *_, name=name: calls.append(name)) for name, module in model.named_modules()]
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     loss_sum = _checked_sum(recipe, recipe.loss(model, batch))
-    handle.remove()
-    if not calls:
+    for handle in handles:
+        handle.remove()
+    ran = tuple(calls)
+    if "" not in ran:
         raise RecipeError(
             f"recipe {recipe.name}: loss(model, batch) went around model(...). Distributed wrappers work in that call only. "
             "Call model(batch.inputs) in `loss`."
@@ -81,13 +101,12 @@ def check_loss(recipe: Recipe, model: nn.Module, batch: Batch, *, dropout: bool)
     moving = tuple(name for name, value in model.named_buffers() if not torch.equal(value, buffers[name]))
     gradients = _gradients(recipe, model, loss_sum)
     _check_doubling(recipe, model, batch)
+    _check_streams(recipe, model, batch, buffers)
     if not dropout:
         _check_repeatable(recipe, model, batch)
     coupled = bool(moving) or is_coupled(recipe, model, batch)
-    with torch.no_grad():
-        for name, value in model.named_buffers():
-            value.copy_(buffers[name])
-    return Probed(has_unused=any(gradient is None for gradient in gradients), moving=moving, coupled=coupled)
+    _put_back(model, buffers)
+    return Probed(has_unused=any(gradient is None for gradient in gradients), moving=moving, coupled=coupled, calls=ran)
 
 
 def is_coupled(recipe: Recipe, model: nn.Module, batch: Batch) -> bool:
@@ -164,6 +183,29 @@ def _check_doubling(recipe: Recipe, model: nn.Module, batch: Batch) -> None:
             f"recipe {recipe.name}: with every sample twice, loss gives (sum, weight) = ({twice[0]:.6g}, {twice[1]:.6g}) after "
             f"({once[0]:.6g}, {once[1]:.6g}). It is a mean, or couples samples of a batch, so it cannot be split over ranks. "
             "Return the plain sum over samples (reduction='sum') and the sum of their weights."
+        )
+
+
+def _put_back(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    with torch.no_grad():
+        for name, value in model.named_buffers():
+            value.copy_(buffers[name])
+
+
+def _check_streams(recipe: Recipe, model: nn.Module, batch: Batch, buffers: Mapping[str, Tensor]) -> None:
+    """The same weights, buffers, samples and streams must give one loss: what else changes is in no checkpoint, and differs by rank."""
+    seen = []
+    for _ in range(2):
+        _put_back(model, buffers)
+        torch.manual_seed(1)
+        seed_streams(1)
+        with torch.no_grad():
+            seen.append(recipe.loss(model, batch)[0].item())
+    if abs(seen[0] - seen[1]) > REPEAT_TOLERANCE * (abs(seen[0]) + 1e-6):
+        raise RecipeError(
+            f"recipe {recipe.name}: the same weights, buffers, samples and random streams gave the losses {seen[0]:.9g} and {seen[1]:.9g}. "
+            "Something else changes from call to call, which no checkpoint holds and which differs by rank. Draw from the global streams "
+            "(torch without generator=, numpy.random, random), and keep counters in buffers."
         )
 
 

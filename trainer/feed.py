@@ -52,10 +52,11 @@ class Feed:
 
     def __init__(
         self, data: SplitData, order: Order, own: range, lanes: int, device: torch.device, *, double: bool, drop_lane: bool,
-        accumulation: int = 1, stand_in: int = 1, workers: int = 0,
+        accumulation: int = 1, stand_in: int = 1, workers: int = 0, even: bool = False,
     ) -> None:  # fmt: skip
         """Args: own, lanes of this rank, ascending; accumulation, parts of each micro-batch; stand_in, samples for empty lanes; workers,
-        processes that fetch ahead, from the first batch that is asked for on (0: this process fetches).
+        processes that fetch ahead, from the first batch that is asked for on (0: this process fetches); even, every rank has the same
+        number of micro-batches, stand-ins among them, because each forward pass is collective (FSDP2).
         """
         self._data = data
         self._order = order
@@ -67,6 +68,7 @@ class Feed:
         self._parts = accumulation
         self._stand_in = stand_in
         self._workers = workers
+        self._even = even
         self._keyed = hasattr(data, "keyed_batch")
         self._loader: Loader | None = None
         self._next = -1  # position up to which batches were taken from the loader
@@ -150,14 +152,23 @@ class Feed:
         return [cut for group in groups for cut in self._cuts_of(group, batch)]
 
     def _cuts_of(self, group: range, batch: range) -> list[Cut]:
-        """Parts [p * n // A, (p + 1) * n // A) of a group's n samples; empty ones are left out, but one stand-in stays."""
+        """Parts [p * n // A, (p + 1) * n // A) of a group's n samples; empty ones are left out; stand-ins keep ranks in step."""
         kept = [lane for lane in group if lane != self._dropped] or [group[0]]
         span = range(lane_span(batch, kept[0], self._lanes).start, lane_span(batch, kept[-1], self._lanes).stop)
         parts = [(part, lane_span(span, part, self._parts)) for part in range(self._parts)]
         full = [(part, positions) for part, positions in parts if positions]
         if not full or list(group) == [self._dropped]:
-            return [Cut(group[0], 0, True, batch[: self._stand_in], 0.0)]
-        return [Cut(group[0], part, part == full[-1][0], positions, 1.0) for part, positions in full]
+            full = []
+        cuts = [Cut(group[0], part, False, positions, 1.0) for part, positions in full]
+        wanted = max(1, self._most_parts(len(group), batch) if self._even else len(cuts))
+        cuts += [Cut(group[0], spare, False, batch[: self._stand_in], 0.0) for spare in range(wanted - len(cuts))]
+        return [*cuts[:-1], cuts[-1]._replace(is_last=True)]
+
+    def _most_parts(self, size: int, batch: range) -> int:
+        """Parts of the largest of all ranks' groups of `size` lanes."""
+        spans = [lane_span(batch, lane, self._lanes) for lane in range(self._lanes)]
+        groups = (range(spans[first].start, spans[first + size - 1].stop) for first in range(0, self._lanes, size))
+        return min(self._parts, max(map(len, groups)))
 
     def _asked(self, batch: range) -> Located:
         """This rank's share of a batch; those of the batches that follow are found with it."""

@@ -2,7 +2,7 @@
 
 A plain loop would leave whatever the last micro-batch of a rank wrote. Here every micro-batch starts from the values at the step's
 beginning, and the step ends with the mean over all micro-batches, added in the lanes' tree: running = (1 - m) * running + m * mean of the
-micro-batches' statistics, for BatchNorm's momentum m. Whole numbers (num_batches_tracked) advance by what one micro-batch adds.
+micro-batches' statistics, for BatchNorm's momentum m. Whole numbers (num_batches_tracked) and flags advance by what one micro-batch adds.
 Normalisation itself uses the statistics of one micro-batch, whose samples are the same wherever it runs ("ghost" batch normalisation,
 Hoffer, Hubara, Soudry 2017).
 """
@@ -35,7 +35,7 @@ class MovingBuffers:
     def seen(self) -> Tensor:
         """What a micro-batch left, (n,): floats as they are, whole numbers as their advance."""
         parts = [
-            (buffer if buffer.is_floating_point() else buffer - start).detach().reshape(-1).to(self._like.dtype)
+            (buffer if buffer.is_floating_point() else buffer.long() - start.long()).detach().reshape(-1).to(self._like.dtype)
             for buffer, start in zip(self._buffers, self._start, strict=True)
         ]
         return torch.cat(parts) if parts else self._like.new_empty(0, requires_grad=False)
@@ -47,7 +47,9 @@ class MovingBuffers:
         sizes = [start.numel() for start in self._start]
         for buffer, start, part in zip(self._buffers, self._start, torch.split(total / micro_batches, sizes), strict=True):
             mean = part.view(buffer.shape)
-            start.copy_(mean if buffer.is_floating_point() else start + mean.round().to(buffer.dtype))
+            start.copy_(
+                mean if buffer.is_floating_point() else start.long() + mean.round().long()
+            )  # copy_ brings it back to the buffer's type
             buffer.copy_(start)
 
     def note_start(self) -> None:

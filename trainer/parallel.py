@@ -6,9 +6,10 @@ added in the order of the unsharded exact reduction, and elementwise optimizers 
 W = ranks, V = lanes.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import ReduceScatter  # the interface of the public set_custom_reduce_scatter
 from torch.distributed.tensor import DTensor
-from torch.optim import ASGD, SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop, Rprop
+from torch.optim import ASGD, SGD, Adagrad, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam, RMSprop
 
 from trainer.faults import FaultPlan
 from trainer.lanes import Node, TreeFold
@@ -26,14 +27,14 @@ from trainer.recipe import Recipe
 from trainer.reduce import SCALARS, Totals, all_gather, check_steps, counted, scalars_of, totals_of
 from trainer.telemetry import StepClock
 from trainer.world import World
-from validation.errors import ConfigError, RecipeError
+from validation.errors import ConfigError, RankError, RecipeError
 
 if TYPE_CHECKING:
     from trainer.feed import MicroBatch
 
 # They update every element by itself, and their kernels give an element the same bits wherever it lies in a shard (tests/trainer/
 # test_parallel.py asks each). An optimizer that mixes elements (Adafactor, LAMB, Muon) would see shards instead of tensors.
-ELEMENTWISE = (SGD, Adam, AdamW, NAdam, RAdam, RMSprop, Adagrad, Adamax, ASGD, Rprop)
+ELEMENTWISE = (SGD, Adam, AdamW, NAdam, RAdam, RMSprop, Adagrad, Adamax, ASGD)
 
 Gradients = list[Tensor]  # sharded, one a parameter
 
@@ -61,16 +62,37 @@ def check_sharding(recipe: Recipe, model: nn.Module, world: World) -> None:
             f"recipe {recipe.name}: FSDP2 shards parameters by rows, and {', '.join(scalars[:3])} has none. "
             "Give scalar parameters the shape (1,), or train with --parallel ddp."
         )
+    if strided := [name for name, p in model.named_parameters() if not p.is_contiguous()]:
+        raise RecipeError(
+            f"recipe {recipe.name}: FSDP2 shards contiguous parameters only, and {', '.join(strided[:3])} is not (transposed, "
+            "channels_last). Make it contiguous in `model`, or train with --parallel ddp."
+        )
+    if sparse := [name for name, module in model.named_modules() if getattr(module, "sparse", None) is True]:
+        raise RecipeError(
+            f"recipe {recipe.name}: FSDP2 cannot shard the sparse gradient of {', '.join(sparse[:3])}. Set sparse=False, or train with "
+            "--parallel ddp."
+        )
 
 
 def check_optimizer(recipe: Recipe, optimizer: Optimizer) -> None:
-    """Refuse an optimizer whose update of an element depends on others: with shards it would compute something else."""
+    """Refuse an optimizer whose update of an element depends on others or on its place: with shards it would compute something else."""
     if type(optimizer) not in ELEMENTWISE:
         known = ", ".join(kind.__name__ for kind in ELEMENTWISE)
         raise RecipeError(
             f"recipe {recipe.name}: nothing is known about {type(optimizer).__name__} on sharded parameters. If it mixes elements of a "
             f"tensor (norms, factored moments), its numbers change with the number of ranks. Use "
             f"--reduction fast, --parallel ddp, or one of {known}."
+        )
+    if any(group.get("fused") for group in optimizer.param_groups):
+        raise RecipeError(
+            f"recipe {recipe.name}: {type(optimizer).__name__}(fused=True) rounds by an element's place, which shards move, "
+            "so the result would depend on the number of ranks. Leave out fused, or use --parallel ddp or --reduction fast."
+        )
+    if small := sorted({str(p.dtype) for group in optimizer.param_groups for p in group["params"] if p.dtype.itemsize < 4}):
+        raise RecipeError(
+            f"recipe {recipe.name}: updates of {', '.join(small)} weights round by the place in a tensor, which shards move, so "
+            'the result would depend on the number of ranks. Keep weights in float32 and set training.autocast="bfloat16", or use '
+            "--parallel ddp or --reduction fast."
         )
 
 
@@ -88,7 +110,17 @@ def _units(recipe: Recipe, model: nn.Module) -> Iterable[nn.Module]:
     if named is not None:
         return list(named(model))
     members = [member for module in model.modules() if isinstance(module, nn.ModuleList) for member in module]
-    return [member for member in members if any(True for _ in member.parameters())]
+    places = _places(model)
+    # inner ones first, as fully_shard wants them; lists have no forward pass; a weight that is used elsewhere, too, is left to the whole
+    return [
+        member for member in reversed(members)
+        if (own := _places(member)) and not isinstance(member, nn.ModuleList | nn.ModuleDict) and own.items() <= places.items()
+    ]  # fmt: skip
+
+
+def _places(model: nn.Module) -> Counter[int]:
+    """In how many places of a model each parameter stands, by its id."""
+    return Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
 
 
 class ShardedReduction:
@@ -96,8 +128,9 @@ class ShardedReduction:
 
     def __init__(
         self, model: nn.Module, world: World, lanes: int, clock: StepClock, faults: FaultPlan, moving: MovingBuffers, *,
-        exact: bool, coupled: bool,
+        exact: bool, coupled: bool, calls: Sequence[str],
     ) -> None:  # fmt: skip
+        """Args: calls, modules in the order in which a forward pass runs them."""
         self.module = model
         self._world = world
         self._clock = clock
@@ -113,15 +146,36 @@ class ShardedReduction:
         self._scalars: list[Tensor] = []  # SCALARS of each own lane (exact) or group (fast), float64
         self._moved: list[Tensor] = []  # moving buffers' sums of each own lane
         self._fresh = True
-        for unit in model.modules():
-            if isinstance(unit, FSDPModule):
-                self._prepare(unit)
+        units = {name: unit for name, unit in model.named_modules() if isinstance(unit, FSDPModule)}
+        self._expected = tuple(name for name in calls if name in units)
+        self._ran: list[str] = []  # units of the forward pass in work
+        self._is_forward = False
+        for name, unit in units.items():
+            self._prepare(name, unit)
 
-    def _prepare(self, unit: FSDPModule) -> None:
+    def _prepare(self, name: str, unit: FSDPModule) -> None:
+        # before torch's own hook, which gathers the unit's weights; activation checkpoints run it once more, inside backward
+        unit.register_forward_pre_hook(lambda *_: self._run(name) if self._is_forward else None, prepend=True)  # type: ignore[attr-defined]
+        if hasattr(unit, "set_reduce_scatter_unused_params"):  # of torch 2.13
+            unit.set_reduce_scatter_unused_params(True, recurse=False)
         unit.set_force_sum_reduction_for_comms(True)
         unit.set_gradient_divide_factor(1.0)
         if self._exact:
             unit.set_custom_reduce_scatter(TreeReduceScatter(self._clock))
+
+    def _run(self, name: str) -> None:
+        """Note that a unit runs. Raises RankError when another one is due: other ranks would exchange other weights."""
+        self._ran.append(name)
+        if self._expected[: len(self._ran)] != tuple(self._ran):
+            self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise RankError(
+            f"rank {self._world.rank}: a micro-batch ran the sharded modules {', '.join(map(repr, self._ran))}, the run's first samples "
+            f"{', '.join(map(repr, self._expected))}. Ranks gather and reduce them together, so weights of different modules were about to "
+            "be mixed. The update was not made. For modules that only some samples use, train with --parallel ddp, or give the recipe a "
+            "shard_units(model) that leaves them out."
+        )
 
     def groups(self, lanes: range) -> list[range]:
         """One micro-batch a lane in `exact`, and where samples of a micro-batch are coupled; else all lanes of the rank in one."""
@@ -133,6 +187,8 @@ class ShardedReduction:
         """A lane's parts are added up before they travel."""
         self._moving.rewind()
         self.module.set_requires_gradient_sync(self._travels(micro))  # type: ignore[operator]
+        self._ran.clear()
+        self._is_forward = True
         return nullcontext()
 
     def _travels(self, micro: "MicroBatch") -> bool:
@@ -140,6 +196,9 @@ class ShardedReduction:
 
     def backward(self, step: int, micro: "MicroBatch", loss_sum: Tensor, weight: Tensor, scale: float) -> None:  # noqa: ARG002 - the step is asked in `finish`
         """Backward with a reduce-scatter a sharded module after the lane's last part."""
+        self._is_forward = False
+        if len(self._ran) != len(self._expected):
+            self._refuse()
         if self._fresh:
             self._begin()
         self._scalars[-1] += scalars_of(micro, loss_sum, weight)

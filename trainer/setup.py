@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainer.checkpoint import load_newest, sealed_folders
-from trainer.checks import Probed, check_coupled, check_loss, check_model, check_modules, switch_off_dropout
+from trainer.checks import Probed, check_coupled, check_loss, check_model, check_modules, check_stepping, switch_off_dropout
 from trainer.config import TrainJob
 from trainer.drills import drilled
 from trainer.fast import FastReduction
@@ -195,6 +195,7 @@ def prepare(job: TrainJob, world: World, emit: Emit) -> Training:
     optimizer = recipe.optimizer(model)
     schedule = recipe.schedule(optimizer, order.steps)
     check_model(recipe, model, optimizer)
+    check_stepping(recipe, optimizer, schedule)
     if _is_sharded(job, world) and job.reduction == "exact":
         check_optimizer(recipe, optimizer)
     clock, faults = StepClock(device), FaultPlan(job.faults, world, emit)
@@ -235,6 +236,7 @@ def _feed(job: TrainJob, world: World, recipe: Recipe, train: SplitData, order: 
     return Feed(
         train, order, lanes_of(world.rank, world.world_size, plan.lanes), plan.lanes, device, double=job.precision == "float64",
         drop_lane=job.defect == "drop_lane", accumulation=plan.accumulation, workers=plan.loader_workers,
+        even=_is_sharded(job, world),
     )  # fmt: skip
 
 
@@ -243,7 +245,7 @@ def _reduction(
 ) -> Reduction:
     exact = job.reduction == "exact"
     if _is_sharded(job, world):
-        return ShardedReduction(model, world, lanes, clock, faults, moving, exact=exact, coupled=probed.coupled)
+        return ShardedReduction(model, world, lanes, clock, faults, moving, exact=exact, coupled=probed.coupled, calls=probed.calls)
     if exact:
         return ExactReduction(model, world, lanes, clock, faults, moving)
     return FastReduction(model, world, clock, faults, moving, has_unused=probed.has_unused, coupled=probed.coupled)

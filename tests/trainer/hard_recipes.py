@@ -86,3 +86,73 @@ class Shifted(nn.Module):
 scalar = replace(recipe, name="scalar", make_model=Shifted)
 mixing = replace(recipe, name="mixing", make_optimizer=lambda model: torch.optim.Adafactor(model.parameters()))
 calm = replace(recipe, name="calm", training=replace(recipe.training, autocast="float16", loss_scale=256.0))
+
+
+class Flagged(NormedNet):
+    """A flag and a count of whole numbers among the moving buffers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("started", torch.zeros(2, dtype=torch.bool))
+        self.register_buffer("seen", torch.zeros(1, dtype=torch.int32))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            self.started[0] = True
+            self.seen += 2
+        return super().forward(inputs)
+
+
+class Woven(NormedNet):
+    """Blocks in blocks, a weight that two blocks share, a block that comes twice, and a layer that only some samples use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Nest(), *self.blocks, self.blocks[1], nn.Sequential(nn.Linear(13, 13), nn.Tanh())])
+        self.blocks[-1][0].weight = self.blocks[0].own.weight
+        self.spare = nn.Linear(13, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        result = super().forward(inputs)
+        return result + self.spare(self.first(inputs)) if inputs[0, 0] > 0.3 else result
+
+
+class Nest(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.ModuleList([nn.Linear(13, 13), nn.Linear(13, 13)])
+        self.own = nn.Linear(13, 13)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        for layer in self.inside:
+            hidden = torch.tanh(layer(hidden))
+        return self.own(hidden)
+
+
+class Chosen(NormedNet):
+    """One of two blocks of one size, by the data."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        hidden = self.first(inputs)
+        return self.last(hidden + self.blocks[int(inputs[0, 0] > 0)](hidden))
+
+
+flagged = replace(normed, name="flagged", make_model=Flagged)
+woven = replace(normed, name="woven", make_model=Woven)
+chosen = replace(normed, name="chosen", make_model=Chosen)
+parted = replace(recipe, name="parted", training=replace(recipe.training, accumulation=9))
+fused = replace(recipe, name="fused", make_optimizer=lambda model: torch.optim.AdamW(model.parameters(), fused=True))
+
+
+class SmallNet(nn.Module):
+    """Weights in bfloat16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, 1).bfloat16()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner(inputs.bfloat16()).float()
+
+
+small = replace(recipe, name="small", make_model=SmallNet)

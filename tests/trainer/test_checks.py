@@ -9,7 +9,7 @@ import torch
 from tiny_recipe import FEATURES, TinyRecipe, adamw, recipe, weighted_loss
 from torch import Tensor, nn
 
-from trainer.checks import Probed, check_coupled, check_loss, check_model, check_modules, switch_off_dropout
+from trainer.checks import Probed, check_coupled, check_loss, check_model, check_modules, check_stepping, switch_off_dropout
 from trainer.recipe import Batch
 from validation.errors import RecipeError
 
@@ -184,6 +184,35 @@ def test_coupled_samples_and_moving_buffers_are_seen(make_model: Callable[[], nn
 
     assert (probed.moving, probed.coupled) == (moving, coupled)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+class OwnStream(nn.Module):
+    """Draws noise from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, 1)
+        self.generator = torch.Generator().manual_seed(1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        noise = torch.randn(inputs.shape, generator=self.generator) if self.training else 0.0
+        result: Tensor = self.inner(inputs + noise)
+        return result
+
+
+def test_a_hidden_state_is_refused() -> None:
+    """A module with a random stream of its own gives other numbers at every world size: refused, with what to draw from."""
+    with pytest.raises(RecipeError, match="global streams"):
+        ask(replace(recipe, make_model=OwnStream))
+
+
+def test_what_cannot_be_stepped_is_refused() -> None:
+    """A schedule that wants a metric and an optimizer that wants a closure are refused, with what to use instead."""
+    model = recipe.model()
+    with pytest.raises(RecipeError, match="LambdaLR"):
+        check_stepping(recipe, adamw(model), torch.optim.lr_scheduler.ReduceLROnPlateau(adamw(model)))
+    with pytest.raises(RecipeError, match="AdamW"):
+        check_stepping(recipe, torch.optim.LBFGS(model.parameters()), None)
 
 
 def test_coupled_samples_need_company() -> None:

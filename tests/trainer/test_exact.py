@@ -55,6 +55,25 @@ def test_ragged_batches_are_sharded_alike(world_size: int, tmp_path: Path) -> No
     assert run.ledger_sha256 == plain.ledger_sha256
 
 
+@pytest.mark.parametrize("recipe", ["flagged", "woven", "parted"])
+@pytest.mark.parametrize(("parallel", "world_size"), [("ddp", 3), ("fsdp2", 4)])
+def test_odd_models_end_alike(recipe: str, parallel: str, world_size: int, tmp_path: Path) -> None:
+    """Flags that move, nested, shared and tied blocks, layers that some samples use, more parts than samples: one result."""
+    options = {"recipe": f"hard_recipes:{recipe}", "steps": 4}
+    alone = run_job(tiny_job(tmp_path / "alone", **options))
+    run = run_job(tiny_job(tmp_path / "run", world_size=world_size, parallel=parallel, **options))
+
+    assert set(run.state_sha256_by_rank) == {alone.state_sha256}
+
+
+def test_a_block_that_some_samples_use_is_refused_on_shards(tmp_path: Path) -> None:
+    """Ranks that run different blocks would mix their weights: the rank that differs says so before anything is exchanged."""
+    attempt = run_attempt(tiny_job(tmp_path, recipe="hard_recipes:chosen", world_size=2, parallel="fsdp2"))
+
+    assert any("--parallel ddp" in text for text in attempt.errors.values()), attempt.errors
+    assert 0 not in attempt.exitcodes
+
+
 def test_averaged_weights_serve(tmp_path: Path) -> None:
     """With ema_decay the weights left for serving are the averages, not the last ones, and lie between start and end."""
     run_job(tiny_job(tmp_path, recipe="hard_recipes:averaged", keep_gradients=6, steps=6))
@@ -94,9 +113,11 @@ def test_overflow_skips_the_update_everywhere(tmp_path: Path) -> None:
         ("tiny_recipe:recipe", {"world_size": 3, "parallel": "fsdp2"}, "power of two"),
         ("hard_recipes:scalar", {"world_size": 2, "parallel": "fsdp2"}, r"shape \(1,\)"),
         ("hard_recipes:mixing", {"world_size": 2, "parallel": "fsdp2"}, "Adafactor"),
+        ("hard_recipes:fused", {"world_size": 2, "parallel": "fsdp2"}, "Leave out fused"),
+        ("hard_recipes:small", {"world_size": 2, "parallel": "fsdp2"}, "Keep weights in float32"),
         ("hard_recipes:lonely", {"world_size": 1}, "fewer|drop"),
     ],
-    ids=["three ranks", "a scalar parameter", "an optimizer that mixes elements", "micro-batches of one sample"],
+    ids=["three ranks", "a scalar parameter", "a mixing optimizer", "a fused kernel", "small weights", "micro-batches of one"],
 )  # fmt: skip
 def test_what_cannot_be_exact_is_refused(recipe: str, options: dict[str, object], advice: str, tmp_path: Path) -> None:
     """What would change bits with the number of ranks is refused before the first step, with what to use instead."""

@@ -76,6 +76,19 @@ def test_empty_parts_are_left_out() -> None:
     assert [(item.lane, item.part, item.is_last, item.counts) for item in fed] == [(lane, 3, True, 1.0) for lane in range(LANES)]
 
 
+@pytest.mark.parametrize(("batch", "parts"), [(47, 9), (9, 2), (3, 2), (30, 4)])
+def test_even_feeds_take_as_many_passes_on_every_rank(batch: int, parts: int) -> None:
+    """Under FSDP2 a forward pass is collective: lanes of unequal size have as many parts, and the spare ones count for nothing."""
+    fed = []
+    for rank in range(4):
+        feeder, order = feed(rank, 4, batch=batch, accumulation=parts, even=True)
+        fed.append(feeder.micro_batches(order.span(0), Groups(False)))
+    rows = [row for items in fed for item in items if item.counts for row in item.batch.inputs.tolist()]
+
+    assert len({tuple(item.is_last for item in items) for items in fed}) == 1
+    assert rows == order.rows(order.span(0)).tolist()
+
+
 @pytest.mark.parametrize(("stand_in", "batch", "rows"), [(1, 3, 1), (2, 3, 2), (4, 3, 4)], ids=["one", "two", "more than there are"])
 def test_an_empty_lane_has_a_stand_in(stand_in: int, batch: int, rows: int) -> None:
     """Samples of the batch's start stand for an empty lane, repeated if need be, and count for nothing."""
