@@ -123,7 +123,9 @@ def _check_fault(fault: Fault, request: TrainRequest) -> None:
     sizes = (request.world_size, *request.resume_world_sizes)
     world_size = sizes[min(fault.attempt, len(sizes) - 1)]
     is_late = request.steps is not None and fault.step >= request.steps and fault.phase != "load"
-    if fault.rank >= world_size or is_late or (fault.phase in SAVE_PHASES and request.every == 0):
+    if fault.phase in SAVE_PHASES:  # after update number k * every, for as many as there are
+        is_late = request.every == 0 or (request.steps is not None and fault.step >= request.steps // request.every * request.every)
+    if fault.rank >= world_size or is_late:
         within = f"{request.steps or 'all'} steps of {world_size} ranks with a checkpoint every {request.every} steps"
         raise ConfigError(f"the fault {fault} cannot fire in {within}. Plan another; ranks and steps count from 0.")
 

@@ -73,7 +73,9 @@ def parse_fault(text: str) -> Fault:
     """Read "kill:rank=1,step=7,phase=backward". Raises ConfigError naming the bad part."""
     kind, _, rest = text.partition(":")
     try:
-        given = dict(part.split("=", 1) for part in rest.split(","))
+        parts = [part.split("=", 1) for part in rest.split(",")]
+        if len(given := dict(parts)) < len(parts):
+            raise ValueError("one part stands there twice")
         phase = given.pop("phase", "backward")
         fault = Fault(
             kind=kind,  # type: ignore[arg-type]  # checked below

@@ -261,9 +261,13 @@ def test_recoveries_are_told_by_segment(capsys: Capture) -> None:
         pytest.param(["--parallel", "fsdp2", "--world-size", "3"], "1, 2, 4", id="fsdp2 on three"),
         pytest.param(["--parallel", "fsdp2", "--world-size", "4", "--resume-world-sizes", "3"], "1, 2, 4", id="fsdp2 on three later"),
         pytest.param(["--mirror", "--checkpoint-every", "0"], "nothing to copy", id="mirror of nothing"),
+        pytest.param(["--fault", "kill:rank=0,step=3,step=4"], "stands there twice", id="two steps of one fault"),
         pytest.param(["--fault", "kill:rank=0,step=2", "--max-restarts", "0"], "Allow 1", id="too few restarts"),
         pytest.param(["--fault", "launcher:rank=0,step=2", "--max-restarts", "0"], "Allow 1", id="launcher without a restart"),
         pytest.param(["--fault", "kill:rank=0,step=2,phase=seal", "--checkpoint-every", "0"], "cannot fire", id="no checkpoint to die in"),
+        pytest.param(
+            ["--steps", "8", "--fault", "kill:rank=0,step=6,phase=write", "--checkpoint-every", "3"], "cannot fire", id="checkpoint is over"
+        ),
         pytest.param(
             ["--world-size", "2", "--resume-world-sizes", "1", "--fault", "kill:rank=1,step=2,attempt=1"], "cannot fire", id="rank is gone"
         ),
