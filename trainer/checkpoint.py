@@ -119,6 +119,8 @@ def load_newest(
         damaged.append(name)
     if names and stranger:
         raise ConfigError(_another_key(root, len(names)))
+    if refused:
+        refused.append("No checkpoint that can be used is left: training starts at step 0, and every update is made again.")
     return Resumed(None, tuple(refused), frozenset(damaged))
 
 
