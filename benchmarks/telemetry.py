@@ -88,7 +88,8 @@ def _telemetry_of_a_step(clock: StepClock, parts: PartWriter, feed: Feed, step: 
     clock.lap("optimizer")
     clock.keep()
     if clock.full:
-        parts.flush(clock.take())
+        parts.add_timeline(clock.take())
+        parts.flush()
 
 
 def main() -> int:

@@ -1,9 +1,10 @@
 """What a recipe has to hold before its first step, asked of the real model and a real batch. Every failure is a RecipeError with a fix."""
 
 import math
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainer.dataset import seed_streams
 from trainer.recipe import Batch, Recipe
+from trainer.reduce import all_gather
+from trainer.world import World
 from validation.errors import RecipeError
 
 REPEAT_TOLERANCE = 1e-5  # kernels that add in another order each time (atomics on GPUs) stay far below
@@ -127,6 +130,24 @@ def is_coupled(recipe: Recipe, model: nn.Module, batch: Batch) -> bool:
     for module in asleep:
         module.train()
     return once == again and abs(once - parts) > DOUBLING_TOLERANCE * (abs(once) + 1e-6)
+
+
+def check_same_data(recipe: Recipe, world: World, device: torch.device, seen: Sequence[Any]) -> None:
+    """Every rank has to have loaded the same split. Collective. Raises RecipeError on all ranks.
+
+    Args: seen, what is compared, as contiguous buffers: sample ids, then the first samples.
+    """
+    if world.world_size == 1:
+        return
+    own = torch.tensor([zlib.crc32(part) for part in seen] + [len(seen[0])], dtype=torch.int64, device=device)
+    everywhere = own.new_empty((world.world_size, own.numel()))
+    all_gather(everywhere.view(-1), own)
+    if strange := [rank for rank, row in enumerate(everywhere) if not torch.equal(row, everywhere[0])]:
+        raise RecipeError(
+            f"recipe {recipe.name}: data('train') gave rank {strange[0]} other samples than rank 0 ({len(strange)} of {world.world_size} "
+            "ranks differ). Ranks would train on a mixture that nobody chose. Let data() depend on its argument alone: no clock, no "
+            "randomness, no rank, no file that changes."
+        )
 
 
 def check_coupled(recipe: Recipe, probed: Probed, smallest: int) -> None:

@@ -4,7 +4,8 @@ Both leave in every parameter's .grad the sum over the whole global batch, not y
 """
 
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +20,7 @@ from trainer.moving import MovingBuffers
 from trainer.reduce import SCALARS, Flat, Totals, counted, make_flat, out_of_step, scalars_of
 from trainer.telemetry import StepClock
 from trainer.world import World
-from validation.errors import RankError
+from validation.errors import RankError, RecipeError
 
 if TYPE_CHECKING:
     from trainer.feed import MicroBatch
@@ -83,7 +84,9 @@ class FastReduction:
     def forward(self, micro: "MicroBatch") -> AbstractContextManager[Any]:
         """Gradients travel with the rank's last micro-batch only."""
         self._moving.rewind()
-        return nullcontext() if self._wrapped is None or self._is_last(micro) else self._wrapped.no_sync()
+        if self._wrapped is None:
+            return nullcontext()
+        return _explained(nullcontext() if self._is_last(micro) else self._wrapped.no_sync())
 
     def _is_last(self, micro: "MicroBatch") -> bool:
         return micro.is_last and micro.lane == self._last_lane
@@ -156,3 +159,18 @@ class FastReduction:
             future.set_result(bucket.buffer())
             return future
         return allreduce_hook(dist.group.WORLD, bucket)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _explained(window: AbstractContextManager[Any]) -> Iterator[None]:
+    """DDP's forward pass, with its word about a parameter that the last batch did not use turned into something to act on."""
+    try:
+        with window:
+            yield
+    except RuntimeError as error:
+        if "Expected to have finished reduction" not in str(error):
+            raise
+        raise RecipeError(
+            "some parameter took no part in the loss of the last batch, though it did in the first samples, so torch's DDP waits for its "
+            "gradient for ever. Train with --reduction exact, which takes any parameters, or let every batch use them all."
+        ) from None

@@ -87,6 +87,12 @@ def read_lines(folder: Path) -> list[dict[str, Any]]:
     return [line for line in found if isinstance(line, dict) and "kind" in line]
 
 
+def newest_sealed(folder: Path) -> int | None:
+    """The newest step that any attempt announced as sealed; None when there is none."""
+    events = (line for line in read_lines(folder) if line.get("kind") == "event" and line.get("name") == "sealed")
+    return max((int(line["fields"]["step"]) for line in events), default=None)
+
+
 def ranks_of(lines: Sequence[Mapping[str, Any]]) -> list[Pid]:
     """The rank processes of the newest attempt; older ones were gone before it started."""
     numbered = [line for line in lines if line["kind"] == "rank"]

@@ -1,5 +1,6 @@
 """One rank's training, read top to bottom. The same code for one rank and for many, on CPU (gloo) and on GPUs (nccl)."""
 
+import contextlib
 import math
 import resource
 import time
@@ -46,6 +47,8 @@ def run_rank(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> None:
         totals, samples = train_step(run)
         if world.rank == 0 or run.step == first_step + 1:
             emit("step", step=run.step, loss=totals.loss_sum / totals.weight, samples=samples)
+        if job.checkpoint_every and run.step == first_step + 1:
+            run.state()  # an optimizer that keeps what no checkpoint can hold is told now, and not hours later
         if job.evaluate and (run.step % run.recipe.training.evaluate_every == 0 or run.step == run.steps):
             _evaluate(run, totals)
         if job.checkpoint_every and run.step % job.checkpoint_every == 0:
@@ -100,7 +103,9 @@ def train_step(run: Training) -> tuple[Totals, int]:
 
     clock.keep()
     if clock.full:
-        run.parts.flush(clock.take())
+        run.parts.add_timeline(clock.take())
+        with contextlib.suppress(OSError):  # rows are kept: a disk that is full now may have room at the next checkpoint
+            run.parts.flush()
     return totals, len(batch)
 
 
@@ -159,8 +164,13 @@ def _checkpoint(run: Training) -> None:
     """Save the state after this update; first this rank's rows are on disk, since the seal says that nothing before it is lost."""
     assert run.saver is not None  # every run with checkpoint_every has one
     run.clock.resume()
-    run.parts.flush(run.clock.take(), durable=True)
-    run.saver.save(run.state())
+    run.parts.add_timeline(run.clock.take())
+    refused = ""
+    try:
+        run.parts.flush(durable=True)
+    except OSError as error:
+        refused = f"its rows cannot be written ({error})"
+    run.saver.save(run.state(), refused=refused)
     run.clock.lap("checkpoint")
     run.clock.keep()
 
@@ -175,7 +185,14 @@ def _finish(run: Training) -> None:
         save_weights(weights, run.folder / "model.safetensors")
         if run.kept:
             save_weights(run.kept, run.folder / "gradients.safetensors")
-    run.parts.flush(run.clock.take())
+    run.parts.add_timeline(run.clock.take())
+    try:
+        run.parts.flush()
+    except OSError as error:
+        raise RankError(
+            f"rank {run.world.rank}: the rows of this run cannot be written ({error}), so nothing could show what it trained on. Its "
+            "sealed checkpoints stand. Make room on the disk, then give the same command again: a named run goes on from there."
+        ) from None
     end = {"steps": run.step, "state_sha256": state_digest(run.state()), "peak_memory_mib": peak_memory_mib(), "t_ns": time.monotonic_ns()}
     run.parts.write("end", end)
     leave()

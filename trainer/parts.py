@@ -8,9 +8,10 @@ million steps does not have to fit into memory.
 """
 
 import bisect
+import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,23 +43,33 @@ class PartWriter:
     """Keeps rows in memory and appends them to the rank's files when flushed; a ledger that grows large is appended at once."""
 
     folder: Path
-    _ledger: list[Ledger] = field(default_factory=list)
+    _pending: dict[str, list[bytes | memoryview]] = field(default_factory=dict)  # by file
+    _written: dict[str, int] = field(default_factory=dict)  # bytes by file that are whole rows
     _ledger_bytes: int = 0
-    _lines: dict[str, list[bytes]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def add_ledger(self, rows: Ledger) -> None:
         """Remember (n, 4) rows of samples consumed."""
-        self._ledger.append(np.ascontiguousarray(rows, dtype="<i8"))
-        self._ledger_bytes += self._ledger[-1].nbytes
+        body = np.ascontiguousarray(rows, dtype="<i8").data
+        self._add("ledger.bin", body)
+        self._ledger_bytes += body.nbytes
         if self._ledger_bytes > LEDGER_BYTES:
-            self._flush_ledger(durable=False)
+            self._ledger_bytes = 0
+            with contextlib.suppress(OSError):  # kept: a disk that is full now may have room at the next checkpoint
+                self._append("ledger.bin", durable=False)
 
     def add_line(self, table: str, row: Mapping[str, Any]) -> None:
         """Remember one row of "curve" or "digests"."""
-        self._lines.setdefault(table, []).append(canonical_json(row) + b"\n")
+        self._add(f"{table}.jsonl", canonical_json(row) + b"\n")
+
+    def add_timeline(self, rows: npt.NDArray[np.void]) -> None:
+        """Remember TIMELINE_PART rows."""
+        self._add("timeline.bin", rows.tobytes())
+
+    def _add(self, name: str, body: bytes | memoryview) -> None:
+        self._pending.setdefault(name, []).append(body)
 
     def write(self, name: str, facts: Mapping[str, Any]) -> None:
         """Leave start.json or end.json, whole or not at all."""
@@ -66,25 +77,29 @@ class PartWriter:
         partial.write_bytes(canonical_json(facts))
         partial.rename(self.folder / f"{name}.json")
 
-    def flush(self, timeline: npt.NDArray[np.void], *, durable: bool = False) -> None:
-        """Append everything remembered, and timeline rows. `durable` also waits for the disk: what a seal vouches for must be there."""
-        self._append("timeline.bin", [timeline.tobytes()], durable)
-        self._flush_ledger(durable)
-        for table, lines in self._lines.items():
-            self._append(f"{table}.jsonl", lines, durable)
-        self._lines.clear()
+    def flush(self, *, durable: bool = False) -> None:
+        """Append everything remembered. `durable` also waits for the disk: what a seal vouches for must be there.
 
-    def _flush_ledger(self, durable: bool) -> None:
-        self._append("ledger.bin", [rows.data for rows in self._ledger], durable)
-        self._ledger.clear()
-        self._ledger_bytes = 0
+        Raises: OSError when the disk refuses; what it did not take is still remembered, and no half row stands.
+        """
+        for name in list(self._pending):
+            self._append(name, durable=durable)
 
-    def _append(self, name: str, pieces: Sequence[bytes | memoryview], durable: bool) -> None:
-        with (self.folder / name).open("ab") as file:
-            file.writelines(pieces)
-            file.flush()
-            if durable:
-                os.fsync(file.fileno())
+    def _append(self, name: str, *, durable: bool) -> None:
+        path, size = self.folder / name, self._written.get(name, 0)
+        pieces = self._pending.get(name, [])
+        try:
+            with path.open("ab") as file:
+                file.writelines(pieces)
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.truncate(path, size)
+            raise
+        self._written[name] = size + sum(memoryview(piece).nbytes for piece in pieces)
+        self._pending[name] = []
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,9 @@ from pathlib import Path
 from typing import Any
 
 from trainer import history
-from trainer.children import wait_gone
+from trainer.children import state_of, wait_gone
 from trainer.config import TrainJob
+from trainer.watch import LOOK_S, STOPPED_S
 from trainer.wires import (
     WARM_ENVIRON,
     CallRequest,
@@ -244,20 +245,43 @@ def _wait(
 ) -> Result | Failure:
     inbox = Inbox(link.fileno())
     until = time.monotonic() + START_S
+    leader = _Leader()
     while not inbox.closed:
-        if not is_readable(inbox.fd, until - time.monotonic()):
-            raise RankError(_silence(server, "did not answer in time"))
+        if not is_readable(inbox.fd, min(LOOK_S, until - time.monotonic())):
+            if time.monotonic() >= until:
+                raise RankError(_silence(server, "did not answer in time"))
+            leader.end_if_stopped()
+            continue
         for message in inbox.read():
             if isinstance(message, Result | Failure):
                 return message
             if isinstance(message, Started):
                 until = time.monotonic() + deadline_s + GRACE_S
+                leader.pid = message.pid
                 with contextlib.suppress(ProcessLookupError):  # killed and reaped within this very moment
                     cleanup.callback(_see_off, link, os.pidfd_open(message.pid))
             elif on_progress is not None:
                 on_progress(message)
     words = _silence(server, "went away without a word")
     raise RankError(words) if server.dismissed else _LostError(words, time.monotonic_ns())
+
+
+class _Leader:
+    """Ends a leader that somebody stopped (SIGSTOP): it would neither hear its ranks nor answer, and the run would wait for ever."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self._stopped_since: float | None = None
+
+    def end_if_stopped(self) -> None:
+        """Kill it after STOPPED_S: then it is lost like any other, and the run goes on with a new one. Asked every LOOK_S."""
+        if not self.pid or state_of(self.pid) not in ("T", "t"):
+            self._stopped_since = None
+            return
+        self._stopped_since = self._stopped_since or time.monotonic()
+        if time.monotonic() - self._stopped_since >= STOPPED_S:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
 
 def _see_off(link: socket.socket, leader: int) -> None:

@@ -52,6 +52,7 @@ class _Save:
     pieces: tuple[Piece, ...]
     facts: bytes  # of state.json
     began: float  # time.perf_counter() when training stopped for it
+    refused: str  # why this rank cannot vouch for it; "" = it can
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,9 +105,10 @@ class Saver:
             root.mkdir(parents=True, exist_ok=True)
             clear_leftovers(root)
 
-    def save(self, state: State) -> None:
+    def save(self, state: State, *, refused: str = "") -> None:
         """Copy the state and let it be written behind. Waits for an earlier save that is still under way. Collective.
 
+        Args: refused, why this rank cannot vouch for what lies before the state; the checkpoint is then given up by all ranks.
         Raises: what ended the thread of the earlier save, when the ranks lost each other in it.
         """
         began = time.perf_counter()
@@ -118,7 +120,7 @@ class Saver:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
         pieces = self._host.take(state.tensors)
         facts = self._facts(state) if self._world.rank == 0 else b""
-        save = _Save(step=state.step, pieces=pieces, facts=facts, began=began)
+        save = _Save(step=state.step, pieces=pieces, facts=facts, began=began, refused=refused)
         if self._thread is None:  # a daemon: a rank whose training failed does not wait for peers that are gone
             self._thread = threading.Thread(target=self._work, daemon=True, name="saver")
             self._thread.start()
@@ -175,6 +177,8 @@ class Saver:
 
     def _write(self, save: _Save) -> _Report:
         """Write this rank's files. A disk that refuses is a report, not the end of training."""
+        if save.refused:
+            return _Report(error=f"rank {self._world.rank}: {save.refused}")
         folder = partial_folder(self._root, save.step)
         try:
             folder.mkdir(exist_ok=True)

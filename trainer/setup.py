@@ -7,6 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
@@ -17,12 +18,22 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainer.checkpoint import load_newest, sealed_folders
-from trainer.checks import Probed, check_coupled, check_loss, check_model, check_modules, check_stepping, switch_off_dropout
+from trainer.checks import (
+    Probed,
+    check_coupled,
+    check_loss,
+    check_model,
+    check_modules,
+    check_same_data,
+    check_stepping,
+    switch_off_dropout,
+)
 from trainer.config import TrainJob
 from trainer.drills import drilled
 from trainer.fast import FastReduction
 from trainer.faults import FaultPlan, check_defect
 from trainer.feed import Feed
+from trainer.history import newest_sealed
 from trainer.lanes import check_world_size, rank_lanes, strided_lanes
 from trainer.moving import MovingBuffers
 from trainer.order import Order
@@ -33,7 +44,7 @@ from trainer.reduce import ExactReduction, Reduction
 from trainer.saver import Saver
 from trainer.scaler import LossScaler
 from trainer.seal_key import seal_key
-from trainer.state import State, blank, restore, served_weights, snapshot, weights_of
+from trainer.state import State, blank, restore, served_weights, snapshot, tensor_bytes, weights_of
 from trainer.telemetry import StepClock
 from trainer.world import Emit, World
 
@@ -187,7 +198,9 @@ def prepare(job: TrainJob, world: World, emit: Emit) -> Training:
     feed = _feed(job, world, recipe, train, order, device)
     model = build_model(recipe, device, double=double, dropout=job.dropout)
     check_modules(recipe, model)
-    probed = check_loss(recipe, model, feed.probe(PROBE_SAMPLES), dropout=job.dropout)
+    probe = feed.probe(PROBE_SAMPLES)
+    check_same_data(recipe, world, device, [np.ascontiguousarray(train.sample_ids), *map(tensor_bytes, probe)])
+    probed = check_loss(recipe, model, probe, dropout=job.dropout)
     check_coupled(recipe, probed, order.smallest_batch // plan.lanes // plan.accumulation)
     if _is_sharded(job, world):
         check_sharding(recipe, model, world)
@@ -257,7 +270,9 @@ def _resume(run: Training, emit: Emit) -> None:
     if not run.job.checkpoint_every and not sealed_folders(root):
         return
     key, facts = seal_key(), {"recipe": run.recipe.name, "seed": run.order.seed, "samples": run.order.size}
-    state, run.refused, damaged = load_newest(root, key=key, run=facts, world=run.world, like=blank(run.model))
+    state, run.refused, damaged = load_newest(
+        root, key=key, run=facts, world=run.world, like=blank(run.model), newest_claimed=newest_sealed(run.folder)
+    )  # fmt: skip
     if run.job.checkpoint_every:
         run.saver = Saver(
             root, run.world, key=key, run=facts, at=run.faults.at, emit=emit, timeout_s=run.job.stall_s, damaged=damaged,

@@ -1,9 +1,11 @@
 """Recipes in which everything is on that could make bits differ between world sizes; each built on the tiny one."""
 
+import os
 from dataclasses import replace
 
+import numpy as np
 import torch
-from tiny_recipe import FEATURES, TinyRecipe, recipe
+from tiny_recipe import FEATURES, TinyData, TinyRecipe, recipe
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
@@ -156,3 +158,41 @@ class SmallNet(nn.Module):
 
 
 small = replace(recipe, name="small", make_model=SmallNet)
+
+
+class MixedRecipe(TinyRecipe):
+    """Every rank sees the samples in another order."""
+
+    def data(self, split: str) -> TinyData:
+        made = super().data(split)
+        order = np.random.default_rng(os.getpid()).permutation(len(made))
+        made.inputs, made.labels, made.sample_ids = made.inputs[order], made.labels[order], made.sample_ids[order]
+        return made
+
+
+class Choosy(nn.Module):
+    """A second head that only positive batches use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(FEATURES, 1), nn.Linear(FEATURES, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.first(inputs) + (self.second(inputs) if len(inputs) > 40 else 0.0)
+
+
+mixed = MixedRecipe(name="mixed")
+choosy = replace(recipe, name="choosy", make_model=Choosy)
+
+
+class ListKeeping(torch.optim.SGD):
+    """Keeps what JSON cannot hold."""
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        super().step(closure)
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                self.state[parameter]["seen"] = {parameter.shape}
+
+
+listing = replace(recipe, name="listing", make_optimizer=lambda model: ListKeeping(model.parameters(), lr=0.1))

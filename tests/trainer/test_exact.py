@@ -1,5 +1,6 @@
 """The same bits with everything on: at every world size, for both ways to lay the model out, and on both ways of one lane's parts."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,7 @@ from hard_recipes import ALL_ON
 from helpers_loop import run_attempt, run_job, tiny_job
 from safetensors.torch import load_file
 
-from trainer import runlog
+from trainer import fast, runlog
 from validation.records import RunRecord
 
 LAYOUTS = [("ddp", w) for w in (2, 3, 4, 5, 6, 7, 8)] + [("fsdp2", w) for w in (2, 4, 8)]
@@ -123,8 +124,28 @@ def test_what_cannot_be_exact_is_refused(recipe: str, options: dict[str, object]
     """What would change bits with the number of ranks is refused before the first step, with what to use instead."""
     attempt = run_attempt(tiny_job(tmp_path, recipe=recipe, **options))
 
-    assert any(__import__("re").search(advice, text) for text in attempt.errors.values()), attempt.errors
+    assert any(re.search(advice, text) for text in attempt.errors.values()), attempt.errors
     assert not attempt.said("step")
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "advice"),
+    [
+        ("hard_recipes:mixed", {"world_size": 2}, "Let data.. depend on its argument alone"),
+        ("hard_recipes:choosy", {"world_size": 2, "reduction": "fast"}, "Train with --reduction exact"),
+        ("hard_recipes:listing", {"world_size": 1, "checkpoint_every": 100}, "cannot hold|JSON"),
+    ],
+    ids=["other data on each rank", "a parameter that some batches use", "a state that no checkpoint holds"],
+)  # fmt: skip
+def test_what_would_go_wrong_later_is_told_early(
+    recipe: str, options: dict[str, object], advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mixed data, parameters that some batches use under DDP, and states that no checkpoint holds end the run at once, with a way out."""
+    monkeypatch.setattr(fast, "ONE_BUCKET_BYTES", 0)  # before the ranks are forked
+    attempt = run_attempt(tiny_job(tmp_path, recipe=recipe, **options))
+
+    assert any(re.search(advice, text) for text in attempt.errors.values()), attempt.errors
+    assert len(attempt.said("step")) <= 2
 
 
 def test_all_on_means_all() -> None:

@@ -40,9 +40,11 @@ def leave(run: Path, attempt: int, rank: int, steps: np.ndarray, draw: np.random
         table[name] = draw.integers(0, 10**9, len(steps)) if kind == "<i8" else draw.uniform(0, 50, len(steps))
     table["step"] = steps
     counts = draw.integers(1, 4, len(steps))
-    each = [np.repeat(steps, counts), *(draw.integers(0, 8, counts.sum()) for _ in range(3))]
+    lanes, ids = (draw.integers(0, 8, counts.sum()) for _ in range(2))
+    each = [np.repeat(steps, counts), lanes, np.zeros_like(lanes), ids]  # one position for all: no run of walks covers every position
     part.add_ledger(np.stack(each, axis=1).astype(np.int64))
-    part.flush(table)
+    part.add_timeline(table)
+    part.flush()
     part.write("end", {"steps": 1, "state_sha256": "a", "peak_memory_mib": 1.0, "t_ns": 1})
 
 

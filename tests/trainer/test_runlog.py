@@ -60,7 +60,8 @@ def leave_part(
     table = rows(steps, samples=share, arrival_ms=arrival_ms)
     for name in ("start_ns", "arrival_ns"):
         table[name] -= clock or 0
-    part.flush(table)
+    part.add_timeline(table)
+    part.flush()
     if end:
         part.write("end", {"steps": steps.stop, "state_sha256": "ab", "peak_memory_mib": 7.5, "t_ns": 10 * 10**9})
 
@@ -139,7 +140,8 @@ def test_large_ledger_does_not_wait_for_the_flush(tmp_path: Path, monkeypatch: p
     part.add_ledger(np.array([(1, 0, place, place) for place in range(4)]))
     [before] = [len(part.ledger) for part in read_parts(tmp_path)]
     part.add_ledger(np.array([(1, 1, 4, 4)]))
-    part.flush(rows(range(1, 2), samples=5))
+    part.add_timeline(rows(range(1, 2), samples=5))
+    part.flush()
 
     [after] = read_parts(tmp_path)
     assert (before, len(after.ledger)) == (8, 9)
@@ -148,7 +150,9 @@ def test_large_ledger_does_not_wait_for_the_flush(tmp_path: Path, monkeypatch: p
 def test_later_row_of_a_step_counts(tmp_path: Path) -> None:
     """A step noted before and after its checkpoint has one row, the later one."""
     leave_part(tmp_path, 0, 0, range(2), world_size=1)
-    PartWriter(part_folder(tmp_path, 0, 0)).flush(rows(range(1, 2), samples=4, step_ms=77.0))
+    again = PartWriter(part_folder(tmp_path, 0, 0))
+    again.add_timeline(rows(range(1, 2), samples=4, step_ms=77.0))
+    again.flush()
     runlog.collect(tiny_job(tmp_path), attempts=1, recoveries=(), faults_fired=(), seconds=1.0, world_sizes=(1,))
 
     assert runlog.load_timeline(tmp_path)["step_ms"].tolist() == [10.0, 77.0]

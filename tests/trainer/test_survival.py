@@ -18,7 +18,7 @@ from trainer.deaths import Death, fruitless
 from trainer.group import CRASH_LOOP
 from trainer.watch import LOOK_S, STOPPED_S
 from trainer.wires import Loss
-from trainer.world import Event
+from trainer.world import Event, Progress
 from validation.errors import ConfigError, DataError, RankError
 from validation.records import RunRecord
 
@@ -310,3 +310,25 @@ def tiny_job_again(folder: Path) -> TrainJob:
     folder.rmdir()
     folder.with_suffix(".kept").rename(folder)
     return made
+
+
+def test_a_stopped_leader_is_replaced(tmp_path: Path) -> None:
+    """Somebody stops the leader: it is ended, counted as lost, and the run goes on to the twin's bits."""
+    options = {"recipe": "tiny_recipe:long", "world_size": 2, "checkpoint_every": 2, "max_restarts": 2}
+    for name in ("twin", "run"):
+        (tmp_path / name).mkdir()
+    twin = ranks.run_group(TrainJob(folder=str(tmp_path / "twin"), **options))
+    stopped: list[int] = []
+
+    def stop(progress: Progress) -> None:
+        if not stopped:
+            stopped.append(pids(tmp_path / "run")[0])
+            os.kill(int(Path(f"/proc/{stopped[0]}/stat").read_text().rpartition(")")[2].split()[1]), signal.SIGSTOP)
+
+    slow = Fault(kind="delay", rank=0, step=0, phase="data", ms=50)
+    run = ranks.run_group(TrainJob(folder=str(tmp_path / "run"), faults=(slow,), **options), on_progress=stop)
+
+    assert stopped
+    assert set(run.state_sha256_by_rank) == {twin.state_sha256}
+    assert run.ledger_sha256 == twin.ledger_sha256
+    assert "the leader was lost" in run.recoveries[0].fault
