@@ -28,6 +28,7 @@ from torch import Tensor
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from trainer.seal_key import VARIABLE
 from trainer.state import State
@@ -101,18 +102,26 @@ def load_newest(
     Raises: DataError when a checkpoint that verifies cannot be read, or when there are only those of other runs; ConfigError when all were
     sealed with another key. Starting over would write over what is good for somebody.
     """
-    mine = ([folder.name for folder in sealed_folders(root)], *_claim(root, key=key, run=run))
-    names, claimed, stranger = _everybodys(mine, world)[0]  # rank 0's view
+    own = [folder.name for folder in sealed_folders(root)]
+    newest_of_mine = _examined(root / own[0], key=key, run=run, world=world) if own else (None, None)
+    # the newest is examined before anything is agreed upon: a collective less on the way back from a death
+    said = _everybodys((own, *_claim(root, key=key, run=run), newest_of_mine[1]), world)
+    names, claimed, stranger, _ = said[0]  # rank 0's view
+    is_agreed = all(seen[:1] == names[:1] for seen, *_ in said)
     refused = [stranger] if stranger else []
     newest = max((step for step in (claimed, newest_claimed) if step is not None), default=-1)
     if newest > max((step_of(Path(name)) or 0 for name in names), default=-1):
         refused.append(_gone(newest))
     damaged: list[str] = []
     for name in names:
-        found, problem = _examined(root / name, key=key, run=run, world=world)
-        problems = [error for error in _everybodys(problem, world) if error is not None]
+        if name == names[0] and is_agreed:
+            found, each = newest_of_mine[0], [problem for *_, problem in said]
+        else:
+            found, own_problem = _examined(root / name, key=key, run=run, world=world)
+            each = _everybodys(own_problem, world)
+        problems = [problem for problem in each if problem is not None]
         if found is not None and not problems:
-            return Resumed(load_tensors(found, like), tuple(refused), frozenset(damaged))
+            return Resumed(load_tensors(found, like, world), tuple(refused), frozenset(damaged))
         if isinstance(problems[0], OtherRunError) and name == names[-1]:
             raise DataError(_foreign(root, problems[0]))
         refused.append(_refusal(name, problems[0]))
@@ -174,8 +183,11 @@ def file_seal(path: Path, *, from_disk: bool = False) -> FileSeal:
         return FileSeal(bytes=file.tell(), sha256=digest)
 
 
-def load_tensors(found: Verified, like: Like) -> State:
-    """Read a verified checkpoint: each rank the parts that its tensors need. Raises DataError when it holds more than tensors."""
+def load_tensors(found: Verified, like: Like, world: World | None = None) -> State:
+    """Read a verified checkpoint: each rank the parts that its tensors need. Raises DataError when it holds more than tensors.
+
+    Args: world, of a joined group: what is the same on every rank is then read by rank 0 and handed on. Collective.
+    """
     metadata: Metadata = pickle.loads(found.metadata)  # noqa: S301  # its sha256 is in a manifest whose MAC fits
     entries = metadata.state_dict_metadata
     tensors = {
@@ -186,12 +198,37 @@ def load_tensors(found: Verified, like: Like) -> State:
             f"checkpoint {found.folder.name} holds objects besides tensors ({', '.join(strange[:3])}). They would have to be unpickled, "
             "so it was not loaded. Write it again with this version."
         )
-    planner, reader = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False), FileSystemReader(found.folder)
+    shared = {name: value for name, value in tensors.items() if not isinstance(value, DTensor)} if _hands_on(world) else {}
+    own = tensors.keys() - shared.keys() if world is not None and world.rank > 0 else tensors.keys()
+    _read_tensors(found.folder, metadata, {name: tensors[name] for name in sorted(own)})
+    if shared:
+        _hand_on(list(shared.values()))
+    facts = found.facts
+    return State(step=facts["step"], position=facts["position"], seed=facts["seed"], tensors=tensors, plain=facts["plain"])
+
+
+def _read_tensors(folder: Path, metadata: Metadata, tensors: dict[str, Tensor]) -> None:
+    """Fill tensors from DCP's files."""
+    if not tensors:
+        return
+    planner, reader = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False), FileSystemReader(folder)
     planner.set_up_planner(tensors, metadata, is_coordinator=True)
     reader.set_up_storage_reader(metadata, is_coordinator=True)
     reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
-    facts = found.facts
-    return State(step=facts["step"], position=facts["position"], seed=facts["seed"], tensors=tensors, plain=facts["plain"])
+
+
+def _hands_on(world: World | None) -> bool:
+    """Whether rank 0 reads for all: eight ranks on two cores would unpack the same files eight times. (nccl takes no host tensors.)"""
+    return world is not None and world.world_size > 1 and dist.get_backend() == "gloo"
+
+
+def _hand_on(tensors: Sequence[Tensor]) -> None:
+    """Rank 0's values to every rank, as bytes in one message. Collective."""
+    pieces = [value.reshape(-1).view(torch.uint8) for value in tensors]
+    flat = torch.cat(pieces)
+    dist.broadcast(flat, src=0)
+    for piece, part in zip(pieces, torch.split(flat, [piece.numel() for piece in pieces]), strict=True):
+        piece.copy_(part)
 
 
 def _read(folder: Path, name: str) -> bytes:

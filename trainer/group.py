@@ -71,7 +71,7 @@ class Group:
         self.meter, self.stops = Meter(), StopWatch()
         try:
             for rank in range(world_size):
-                world = World(rank=rank, world_size=world_size, attempt=attempt, first_attempt=self.first)
+                world = World(rank=rank, world_size=world_size, attempt=attempt, first_attempt=self.first, one_machine=True)
                 ranks.append(self._fork(world, rendezvous, ranks))
             while not all(child.result for child in ranks):
                 self._hear(ranks, attempt)

@@ -199,8 +199,9 @@ def prepare(job: TrainJob, world: World, emit: Emit) -> Training:
     model = build_model(recipe, device, double=double, dropout=job.dropout)
     check_modules(recipe, model)
     probe = feed.probe(PROBE_SAMPLES)
-    check_same_data(recipe, world, device, [np.ascontiguousarray(train.sample_ids), *map(tensor_bytes, probe)])
-    probed = check_loss(recipe, model, probe, dropout=job.dropout)
+    if not world.is_back:
+        check_same_data(recipe, world, device, [np.ascontiguousarray(train.sample_ids), *map(tensor_bytes, probe)])
+    probed = check_loss(recipe, model, probe, dropout=job.dropout, again=world.is_back)
     check_coupled(recipe, probed, order.smallest_batch // plan.lanes // plan.accumulation)
     if _is_sharded(job, world):
         check_sharding(recipe, model, world)

@@ -23,7 +23,10 @@ from trainer.leader import lead
 from trainer.wires import is_readable
 
 # torch._dynamo: the first optimizer pulls in 829 modules through it; pyarrow.parquet: pandas imports it at the first table
-PRELOAD = ("torch", "torch.distributed", "torch.distributed.checkpoint", "torch._dynamo", "safetensors.torch", "pandas", "pyarrow.parquet")
+PRELOAD = (
+    "torch", "torch.distributed", "torch.distributed.checkpoint", "torch.utils.serialization.config", "torch._dynamo",
+    "torch.profiler._cupti_monitor", "safetensors.torch", "numpy.ctypeslib", "pandas", "pyarrow.parquet", "pyarrow.pandas_compat",
+)  # fmt: skip
 LEADERS_END_S = 2.0
 IDLE_MS = 200  # nobody asked for anything for so long: time for the imports that can wait
 

@@ -16,6 +16,12 @@ class World:
     world_size: int
     attempt: int = 0  # 0-based; grows with each restart of the group, and goes on where an earlier run of the folder ended
     first_attempt: int = 0  # of this call of run_group: planned faults and world sizes count their attempts from it
+    one_machine: bool = False  # one leader forked all ranks: they share a clock
+
+    @property
+    def is_back(self) -> bool:
+        """True after a death: what was checked before the first step of this call need not be checked again."""
+        return self.attempt > self.first_attempt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
