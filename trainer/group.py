@@ -58,7 +58,7 @@ class Group:
             if len(self.deaths) > self.job.max_restarts or is_input_error(failure):
                 return failure
             if fruitless(self.deaths) >= CRASH_LOOP:
-                return self._crash_loop(failure.text)
+                return self._crash_loop(failure.text.replace(f"{self._spent} ", ""))
         return self._collect()
 
     def _attempt(self, attempt: int) -> Failure | None:
@@ -183,9 +183,13 @@ class Group:
         trace = end.failure.trace if end.failure else tail(child.log)
         return Failure(
             kind="RankError",
-            text=f"rank {end.rank} of {len(ranks)} {what} No restart is left (max_restarts={self.job.max_restarts}), so the run is over "
-            f"and every other rank was killed. Read {child.log}, then mend the cause or allow more restarts.\n{trace}".rstrip(),
+            text=f"rank {end.rank} of {len(ranks)} {what} {self._spent} Read {child.log}, then mend the cause or allow more restarts.\n"
+            f"{trace}".rstrip(),
         )
+
+    @property
+    def _spent(self) -> str:
+        return f"No restart is left (max_restarts={self.job.max_restarts}), so the run is over and every other rank was killed."
 
     def _crash_loop(self, last_words: str) -> Failure:
         """Why the run is over although restarts may be left. Args: last_words, of the last failure, with its trace."""
