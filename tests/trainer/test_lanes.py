@@ -1,10 +1,14 @@
 """Lanes over ranks, and the one tree in which they are added."""
 
 import math
+from collections.abc import Iterable
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from trainer.lanes import Node, TreeFold, aligned_subtrees, check_world_size, rank_lanes
+from trainer.lanes import Node, TreeFold, aligned_subtrees, check_world_size, rank_lanes, strided_lanes
 from validation.errors import ConfigError
 
 EVERY_SPLIT = [(lanes, world_size) for lanes in (1, 2, 4, 8, 16, 32) for world_size in range(1, lanes + 1)]
@@ -63,3 +67,45 @@ def _fold(nodes: list[tuple[Node, str]]) -> list[tuple[Node, str]]:
     for node, value in nodes:
         fold.push(node, value)
     return fold.held
+
+
+def canonical(values: list[np.float32]) -> np.float32:
+    """Neighbours added, then neighbouring pairs, and so on."""
+    while len(values) > 1:
+        values = [left + right for left, right in zip(values[::2], values[1::2], strict=True)]
+    return values[0]
+
+
+def folded(nodes: Iterable[tuple[Node, np.float32]]) -> list[tuple[Node, np.float32]]:
+    fold: TreeFold[np.float32] = TreeFold(add=lambda left, right: left + right)
+    for node, value in nodes:
+        fold.push(node, value)
+    return fold.held
+
+
+@given(level=st.integers(0, 6), share=st.floats(0, 1), seed=st.integers(0, 999))
+def test_any_split_adds_in_the_canonical_tree(level: int, share: float, seed: int) -> None:
+    """For any number of lanes and ranks the ranks' subtrees, pushed in rank order, end in the bits of the tree that one process adds."""
+    lanes = 1 << level
+    world_size = 1 + int(share * (lanes - 1))
+    draw = np.random.default_rng(seed)
+    values = (draw.normal(size=lanes) * 10.0 ** draw.integers(-6, 6, lanes)).astype(np.float32)
+    held = [folded((Node(0, lane), values[lane]) for lane in rank_lanes(rank, world_size, lanes)) for rank in range(world_size)]
+    [(root, total)] = folded(entry for entries in held for entry in entries)
+
+    assert root == Node(level, 0)
+    assert total.tobytes() == canonical(list(values)).tobytes()
+
+
+@given(level=st.integers(0, 6), width=st.integers(0, 6), seed=st.integers(0, 999))
+def test_slots_add_in_the_canonical_tree(level: int, width: int, seed: int) -> None:
+    """Strided lanes, added over ranks slot by slot and then over slots, end in the same bits: sharded sums are the unsharded ones."""
+    lanes, world_size = 1 << level, 1 << min(width, level)
+    draw = np.random.default_rng(seed)
+    values = (draw.normal(size=lanes) * 10.0 ** draw.integers(-6, 6, lanes)).astype(np.float32)
+    own = [list(strided_lanes(rank, world_size, lanes)) for rank in range(world_size)]
+    slots = [folded((Node(0, lane), values[lane]) for lane in slot)[0] for slot in zip(*own, strict=True)]
+    [(_, total)] = folded(slots)
+
+    assert sorted(lane for lanes_of_rank in own for lane in lanes_of_rank) == list(range(lanes))
+    assert total.tobytes() == canonical(list(values)).tobytes()
