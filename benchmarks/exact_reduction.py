@@ -1,4 +1,4 @@
-"""What the same bits at every world size cost: `exact` reduction against `fast` (torch's DistributedDataParallel).
+"""What the same bits at every world size cost: `exact` reduction against `fast` (torch's own all-reduce).
 
     python benchmarks/exact_reduction.py [--json] [--quick]
 
@@ -83,7 +83,7 @@ def main() -> int:
         spread = ", ".join(f"{ratio:.2f}" for ratio in sorted(own))
         progress(f"W={world_size}: throughput exact / fast {ratios[-1]:.3f} (pairs: {spread}), peak memory {memory[-1]:.3f}")
     document = Document(
-        name="exact_reduction", peer="fast (torch DDP, gloo), flights at W = 4 and 8", ratio=min(ratios), goal=GOAL,
+        name="exact_reduction", peer="fast (torch's all-reduce on gloo), flights at W = 4 and 8", ratio=min(ratios), goal=GOAL,
         met=min(ratios) >= GOAL and max(memory) <= MEMORY_GOAL, unit="throughput exact / fast, worse world size", samples=samples,
     )  # fmt: skip
     publish(document, as_json=arguments.json)
