@@ -48,8 +48,7 @@ def estimate(
     """Measure this rank's clock against rank 0's. Collective: all ranks, after joining, with no other collective on its way.
 
     Args: timeout_s, of the host group that is made beside nccl for the ping-pong. Costs nothing under one leader, one small collective on
-        one machine; else about
-        ROUNDS round trips a rank, one rank after the other.
+        one machine, else about ROUNDS round trips a rank, one rank after the other.
     Raises: torch's own error when a peer dies or a wait takes longer than the group allows.
     """
     if world.world_size == 1 or world.one_machine or _share_clock(world, identity()):

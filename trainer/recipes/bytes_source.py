@@ -4,12 +4,10 @@ The same interpreter version gives the same bytes, whatever the machine. Left ou
 `pydoc_data`, build settings of this machine), what is installed beside the library, and tests.
 """
 
-import fcntl
 import json
 import os
 import platform
 import re
-import shutil
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from trainer.recipe import cache_folder
+from trainer.recipes.prepared import prepared_once
 from validation.canonical import digest, sha256_hex
 from validation.errors import DataError
 
@@ -84,26 +83,11 @@ def load_corpus() -> Corpus:
 
 
 def prepared_folder(library: Path) -> Path:
-    """Folder of the prepared text, named by the library's files (path, size, time of change) and by the code that prepares it.
-
-    Made once: the first process holds a lock (freed by the system when it dies), builds beside the place and renames; the others
-    wait and find it done.
-    """
+    """Folder of the prepared text, named by the library's files (path, size, time of change) and by the code that prepares it."""
     files = source_files(library)
     stamps = [(path, stat.st_size, stat.st_mtime_ns) for path in files for stat in [(library / path).stat()]]
     key = digest([platform.python_version(), str(library), stamps, sha256_hex(Path(__file__).read_bytes())])
-    folder = cache_folder() / f"bytes-{key[:20]}"
-    if folder.is_dir():
-        return folder
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.is_dir():
-            building = folder.with_suffix(".building")
-            shutil.rmtree(building, ignore_errors=True)  # left by a process that was killed while it built
-            building.mkdir()
-            _prepare(library, files, building)
-            os.replace(building, folder)  # noqa: PTH105  # one atomic step: seen whole or not at all
-    return folder
+    return prepared_once(cache_folder() / f"bytes-{key[:20]}", lambda building: _prepare(library, files, building))
 
 
 def open_spans(source: bytes) -> Bytes:

@@ -1,11 +1,8 @@
 """The flights recipe's splits: encoded once, kept under the cache folder, read by every rank as memory maps."""
 
-import fcntl
 import functools
 import json
 import math
-import os
-import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,6 +15,7 @@ from trainer.recipe import SPLITS, Batch, cache_folder
 from trainer.recipes import flights_features, flights_history, flights_source
 from trainer.recipes.flights_features import CATEGORIES, NUMBERS, contract_frame
 from trainer.recipes.flights_source import read_tables, source_folder, source_sha256
+from trainer.recipes.prepared import prepared_once
 from validation.canonical import digest, sha256_hex
 from validation.errors import DataError
 
@@ -122,26 +120,11 @@ def load_encoding() -> Encoding:
 
 
 def prepared_folder() -> Path:
-    """Folder of the prepared splits, named by the digests of the data and of the code that prepares it.
-
-    Made once: the first process holds a lock (freed by the system when it dies), builds beside the place and renames; the others
-    wait and find it done.
-    """
+    """Folder of the prepared splits, named by the digests of the data and of the code that prepares it."""
     source = source_folder()
     code = [sha256_hex(Path(module.__file__ or "").read_bytes()) for module in (flights_source, flights_history, flights_features)]
     key = digest([source_sha256(source), *code, sha256_hex(Path(__file__).read_bytes())])
-    folder = cache_folder() / f"flights-{key[:20]}"
-    if folder.is_dir():
-        return folder
-    with folder.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not folder.is_dir():
-            building = folder.with_suffix(".building")
-            shutil.rmtree(building, ignore_errors=True)  # left by a process that was killed while it built
-            building.mkdir()
-            _prepare(source, building)
-            os.replace(building, folder)  # noqa: PTH105  # one atomic step: seen whole or not at all
-    return folder
+    return prepared_once(cache_folder() / f"flights-{key[:20]}", lambda building: _prepare(source, building))
 
 
 def _prepare(source: Path, folder: Path) -> None:
