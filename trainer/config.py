@@ -11,6 +11,7 @@ Parallel = Literal["ddp", "fsdp2"]
 FaultKind = Literal["kill", "delay", "skip", "error", "stop", "launcher"]
 DRILLS = ("slice-regression",)  # planted data faults of a release: trainer.drills
 STEP_PHASES = ("data", "forward", "backward", "collective", "optimizer")  # of every step
+WINDOW_PHASES = ("accumulation",)  # between two micro-batches of one step: only where a rank has more than one
 SAVE_PHASES = ("staging", "write", "seal")  # of a checkpoint: copying the state, writing its files, signing for them
 FAULT_PHASES = ("load", *STEP_PHASES, *SAVE_PHASES)  # "load": before the state of an attempt is loaded, whatever the fault's step
 
@@ -37,6 +38,31 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What a gate does to a recipe so that a fault shows: small, uneven and everything switched on (trainer/hardening.py)."""
+
+    samples: int  # rows of the train split that are kept: the window crosses epochs
+    judged: int  # rows of the judge split that are kept
+    global_batch_size: int
+    accumulation: int
+    epochs: int
+    clip_norm: float | None  # below the real norms, so that clipping is active; None = off
+    ragged_weights: bool  # samples count for 1/8 to 8, by their id
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Poison:
+    """A bad micro-batch on one rank: the first one of that rank at that step. Ranks have to agree on what becomes of it."""
+
+    kind: Literal["spike", "overflow"]  # its loss is multiplied by SPIKE, or by infinity
+    rank: int
+    step: int  # 0-based
+
+
+SPIKE = 1e4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainJob:
     """One run of a rank group over all its attempts."""
 
@@ -53,6 +79,10 @@ class TrainJob:
     drill: str = ""  # a planted data fault for release drills: "slice-regression"
     checkpoint_every: int = 0  # updates between sealed checkpoints; 0 = none
     keep_gradients: int = 0  # of the first N steps: digests on every rank, tensors on rank 0
+    audit: bool = False  # leave what gates judge by: tensors, samples, random streams, collectives, whole states (trainer/audit.py)
+    conditions: Conditions | None = None  # train the hardened recipe
+    poison: Poison | None = None
+    soak: int = 0  # after the last update the last step's gradient is computed so many times again: it has to be the same each time
     evaluate: bool = False  # measure the quality curve on the judge split every recipe.training.evaluate_every updates
     warmup_steps: int = 0  # excluded from throughput
     max_restarts: int = 0
@@ -86,13 +116,13 @@ def parse_fault(text: str) -> Fault:
         raise ConfigError(f"fault '{text}' cannot be read ({error}). Write it like kill:rank=1,step=7,phase=backward.") from None
     if (
         kind not in get_args(FaultKind)
-        or fault.phase not in FAULT_PHASES
+        or fault.phase not in (*FAULT_PHASES, *WINDOW_PHASES)
         or given
         or not 0 <= fault.ms < float("inf")
         or min(fault.rank, fault.step, fault.attempt) < 0
     ):
         raise ConfigError(
             f"fault '{text}' is unknown or out of range. Use {', '.join(get_args(FaultKind))} with rank, step, phase "
-            f"({'|'.join(FAULT_PHASES)}), attempt and ms."
+            f"({'|'.join((*FAULT_PHASES, *WINDOW_PHASES))}), attempt and ms."
         )
     return fault

@@ -143,7 +143,7 @@ def _keep_gradients(run: Training) -> None:
     for name, parameter in run.parameters.items():
         if parameter.grad is not None:
             gradient = whole(parameter.grad.detach()).cpu()
-            run.parts.add_line("digests", {"step": run.step, "tensor": name, "sha256": tensor_sha256(gradient)})
+            run.parts.add_line("digests", {"step": run.step, "stage": "reduced", "tensor": name, "sha256": tensor_sha256(gradient)})
             run.kept[f"step{run.step}/{name}"] = gradient.clone()
     run.kept |= {f"step{run.step}/weights/{name}": whole(value).cpu().clone() for name, value in weights_of(run.model).items()}
     if run.world.rank > 0:

@@ -22,12 +22,44 @@ LEDGER_COLUMNS = ("step", "lane", "position", "sample_id")
 # One row per quality measurement during training; `quality` in the recipe's own unit, higher is better.
 CURVE_COLUMNS = ("step", "samples", "train_loss", "quality")
 
-# One row per (world_size, rank, step, tensor) of the exact leg: sha256 of the reduced gradient, before the update.
-DIGEST_COLUMNS = ("world_size", "rank", "step", "tensor", "sha256")
+# What an audited run leaves of each step's tensors, in the order in which they come to be. "reduced": the mean gradient before clipping
+# (absent where an own training step does it all at once), "clipped": what the optimizer was handed, "weight" and "buffer": after the update,
+# "again": the clipped gradient of a soak, computed once more from the same state (its step is the repeat's number).
+STAGES = ("reduced", "clipped", "weight", "buffer", "again")
 
-# One row per (leg, world_size, step, tensor): distance to the float64 reference and that tensor's own float noise, both relative
-# Frobenius norms (dimensionless).
-GRADIENT_ERROR_COLUMNS = ("leg", "world_size", "step", "tensor", "rel_err", "noise")
+# One row per (world_size, rank, step, stage, tensor).
+DIGEST_COLUMNS = ("world_size", "rank", "step", "stage", "tensor", "sha256")
+
+# One row per sample that a loss was computed of, as the step consumed it and whatever the ledger claims. `content`: first 16 hex digits
+# of sha256 over its input, label and weight. `poisoned`: the loss of its micro-batch was spoiled on purpose.
+CONSUMED_COLUMNS = ("rank", "step", "micro", "sample_id", "content", "poisoned")
+
+# One row per draw of random numbers: who drew ("model": a forward pass, "data": a fetch), from which generator ("torch", "numpy", "python")
+# and in which state it found it (first 16 hex digits of sha256). Two equal states are the same numbers twice.
+STREAM_COLUMNS = ("rank", "step", "drawer", "generator", "state")
+
+# One row per (rank, operation, type) of the collectives of a run.
+COLLECTIVE_COLUMNS = ("rank", "operation", "dtype", "calls", "elements")
+
+# One row per (rank, step). rates: learning rates of the optimizer's groups in that update, canonical JSON; norm: of the gradient handed to
+# the optimizer; limit: clip_norm, NaN = none; moved: norm of the change of all weights; still: tensors that did not change although they
+# want a gradient, canonical JSON; weight: of this rank's samples; loss: their mean loss.
+UPDATE_COLUMNS = ("rank", "step", "rates", "norm", "limit", "moved", "still", "weight", "loss")
+
+# One row per named part of a rank's whole state: "weight/fc.bias", "optimizer/fc.bias/exp_avg", "plain/groups/0/lr", "plain/position" ...
+# moment: "saved" (as handed to the save), "loaded" (after a load), "end". sha256 of the bytes or of the canonical JSON.
+STATE_COLUMNS = ("attempt", "rank", "moment", "step", "name", "sha256")
+
+# One row per sample and step that one process alone would consume; content as in CONSUMED_COLUMNS, "" where it cannot be foretold.
+EXPECTED_COLUMNS = ("step", "sample_id", "content")
+
+# One row per (leg, world_size, step, stage, tensor): distance to the float64 reference and that tensor's own float noise, both relative
+# Frobenius norms (dimensionless); scale: <found, expected> / <expected, expected>, 1 when right. Stage "weight" compares the update (after
+# minus before), the others the gradient.
+GRADIENT_ERROR_COLUMNS = ("leg", "world_size", "step", "stage", "tensor", "rel_err", "noise", "scale")
+
+# One row per tensor: the loss's slope along a random direction of this tensor, by autograd and by finite differences, float64.
+SLOPE_COLUMNS = ("tensor", "analytic", "numeric", "rel_err")
 
 Frame = pd.DataFrame
 
@@ -114,21 +146,65 @@ class ContractRecords:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One hard condition that the gate makes so that a fault shows, or why it does not hold."""
+
+    name: str  # see trainer.hardening.CONDITIONS
+    held: bool
+    detail: str  # what was set; where it does not hold: why, in the recipe's words if it excludes it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leg:
+    """One audited run of a few steps."""
+
+    name: str  # see validation.equivalence.LEGS
+    world_size: int
+    parallel: str  # "ddp" | "fsdp2"
+    reduction: str  # "exact" | "fast" | "own"
+    precision: str
+    stopped: str = ""  # what ended the run before its time, "" when nothing did
+    states: tuple[str, ...] = ()  # final state sha256 of every rank
+    ledger: Frame = field(default_factory=pd.DataFrame)  # LEDGER_COLUMNS
+    digests: Frame = field(default_factory=pd.DataFrame)  # DIGEST_COLUMNS
+    consumed: Frame = field(default_factory=pd.DataFrame)  # CONSUMED_COLUMNS
+    streams: Frame = field(default_factory=pd.DataFrame)  # STREAM_COLUMNS
+    updates: Frame = field(default_factory=pd.DataFrame)  # UPDATE_COLUMNS
+    collectives: Frame = field(default_factory=pd.DataFrame)  # COLLECTIVE_COLUMNS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationCount:
+    """What an own evaluation counted at one world size, and its metric beside a plain evaluation of the same weights by one process."""
+
+    world_size: int
+    sample_ids: tuple[int, ...]  # as counted, in order
+    quality: float
+    plain_quality: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EquivalenceRecords:
     """Runs of the same few steps at several world sizes, and their distance to the independent reference."""
 
     world_sizes: tuple[int, ...]  # every size that had to be run
-    digests: Frame  # DIGEST_COLUMNS, exact leg
-    states: Mapping[int, tuple[str, ...]]  # world size -> final state sha256 of every rank
-    ledgers: Mapping[int, Frame]  # world size -> LEDGER_COLUMNS
-    expected_order: tuple[int, ...]  # sample ids in position order, from the permutation alone
-    samples: int  # that the steps had to consume, each once
-    errors: Frame  # GRADIENT_ERROR_COLUMNS; legs "logic" (float64), "training" (exact float32), "fast" (torch's reduction)
-    legs: tuple[str, ...]  # every leg that had to be run
-    dropout_excluded: bool  # the reference legs ran without dropout
+    brought: tuple[str, ...]  # the recipe's own hooks, see trainer.hooks; () = the trainer is all ours
+    conditions: tuple[Condition, ...]
+    steps: int  # of every leg
+    legs: tuple[Leg, ...]
+    expected: Frame  # EXPECTED_COLUMNS, hard conditions
+    expected_order: tuple[int, ...]  # sample ids in position order, from the permutation alone; () with an own sampler
+    expected_rates: tuple[str, ...]  # by step, as UPDATE_COLUMNS' rates
+    frozen: tuple[str, ...]  # parameters that want no gradient: declared not to learn
+    errors: Frame  # GRADIENT_ERROR_COLUMNS of the legs that are compared with the reference
+    slopes: Frame  # SLOPE_COLUMNS
+    slopes_excluded: str  # why there are none, "" when there are
+    judged_ids: tuple[int, ...]  # what an evaluation had to count, each once
+    evaluations: tuple[EvaluationCount, ...]  # of an own evaluation
     planted_defect: str
     planted_errors: Frame  # GRADIENT_ERROR_COLUMNS of a run with the planted defect, leg "training"
     worker_seconds: float
+    plain_seconds: float  # wall clock of one plain run of as many steps, which all this judges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +251,14 @@ class RecoveryRecords:
     planted: RunRecord  # a resume with a planted defect
     planted_ledger: Frame
     state_mib: float  # bytes of one checkpoint / 2**20
+    brought: tuple[str, ...] = ()  # the recipe's own hooks
+    conditions: tuple[Condition, ...] = ()
+    same_bits: tuple[bool, ...] = ()  # of each killed run: it had to end in the twin's bits (an own reduction on other ranks need not)
+    epoch_steps: float = 0.0  # updates in one epoch of these runs
+    twin_states: Frame = field(default_factory=pd.DataFrame)  # STATE_COLUMNS
+    killed_states: tuple[Frame, ...] = ()  # STATE_COLUMNS, same order as `killed`
+    twin_consumed: Frame = field(default_factory=pd.DataFrame)  # CONSUMED_COLUMNS
+    killed_consumed: tuple[Frame, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
