@@ -35,7 +35,8 @@ class FastReduction:
     """All lanes of a rank in one micro-batch, gradients summed by torch's all-reduce.
 
     One rank: the plain module. Small models: one buffer, one all-reduce. Larger ones: DistributedDataParallel, bucket by bucket behind the
-    backward pass, with the scalars' all-reduce beside it.
+    backward pass, with the scalars' all-reduce beside it. Two ranks on CPUs swap their small buffers: two addends have one sum, and gloo's
+    all-reduce is a ring, two rounds each of which waits for the other process to be scheduled.
     """
 
     def __init__(
@@ -56,12 +57,15 @@ class FastReduction:
         self._fresh = True  # no micro-batch of the step yet
         self._pending: Any = None  # the scalars' all-reduce, on its way during the backward pass
         self._flat: Flat | None = None
+        self._peers: Tensor | None = None  # the other one's buffer, where two ranks swap theirs
         self._wrapped: DistributedDataParallel | None = None
         elements = sum(p.numel() for p in self._parameters) + moving.size
         # scalars ride along in the gradients' type: a smaller one would round weights, and steps beyond 256
         rides = self._parameters[0].dtype in (torch.float32, torch.float64)
         if world.world_size > 1 and rides and elements * self._parameters[0].element_size() <= ONE_BUCKET_BYTES:
             self._flat = make_flat(self._parameters, moving.size, elements + SCALARS + 1)
+            if world.world_size == 2 and self._flat.buffer.device.type == "cpu":
+                self._peers = torch.empty_like(self._flat.buffer)
         elif world.world_size > 1:
             self._wrapped = self._wrap(model, has_unused=has_unused)
         self.module: nn.Module = self._wrapped or model
@@ -147,7 +151,13 @@ class FastReduction:
         flat.moved.copy_(self._moved)
         tail = flat.buffer[-(SCALARS + 1) :]
         tail.copy_(self._scalars)
-        dist.all_reduce(flat.buffer)
+        if self._peers is None:
+            dist.all_reduce(flat.buffer)
+        else:
+            sent = dist.isend(flat.buffer, 1 - self._world.rank)
+            dist.recv(self._peers, 1 - self._world.rank)
+            sent.wait()  # type: ignore[union-attr]  # both ranks are in the group
+            flat.buffer.add_(self._peers)
         self._moved, self._scalars = flat.moved.clone(), tail.double()
 
     def _hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:  # noqa: ARG002 - torch's signature

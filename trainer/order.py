@@ -33,36 +33,36 @@ def permute(seed: int, epoch: int, size: int, offsets: Rows) -> Rows:
         raise DataError(f"an offset lies outside the {size} samples of an epoch. There is no such row. Ask for offsets in [0, {size}).")
     half = max(1, ((size - 1).bit_length() + 1) // 2)  # bits of each half; the domain 4**half is at most 4 * size (or 4)
     rounds = _rounds(seed, epoch, half)
-    words = _feistel(values.astype(np.uint64).ravel(), half, rounds)
+    words = _feistel(values.ravel(), half, rounds)
     outside = np.flatnonzero(words >= size)
     while outside.size:  # walk each cycle until it is back inside: keeps the bijection on [0, size)
         words[outside] = _feistel(words[outside], half, rounds)
         outside = outside[words[outside] >= size]
-    return words.astype(np.int64).reshape(values.shape)
+    return words.reshape(values.shape)
 
 
-def _feistel(words: Words, half: int, rounds: Sequence[Callable[[Words], Words]]) -> Words:
-    left, right = words >> np.uint64(half), words & np.uint64((1 << half) - 1)
+def _feistel(words: Rows, half: int, rounds: Sequence[Callable[[Rows], Rows]]) -> Rows:
+    left, right = words >> half, words & ((1 << half) - 1)
     for mix in rounds:
         left, right = right, left ^ mix(right)
-    return (left << np.uint64(half)) | right
+    return (left << half) | right
 
 
 @functools.lru_cache(maxsize=4)
-def _rounds(seed: int, epoch: int, half: int) -> tuple[Callable[[Words], Words], ...]:
+def _rounds(seed: int, epoch: int, half: int) -> tuple[Callable[[Rows], Rows], ...]:
     """The round functions of one epoch, half words -> half words; short halves by a table, which has the same values."""
     keys = [np.uint64(hash64(PERMUTATION, seed, epoch, number)) for number in range(_ROUNDS)]
     if half > _TABLE_BITS:
         return tuple(functools.partial(_top_bits, key=key, bits=half) for key in keys)
-    every = np.arange(1 << half, dtype=np.uint64)
-    return tuple(_top_bits(every, key=key, bits=half).__getitem__ for key in keys)
+    every = np.arange(1 << half)
+    return tuple(_top_bits(every, key=key, bits=half).take for key in keys)
 
 
-def _top_bits(words: Words, key: np.uint64, bits: int) -> Words:
-    mixed = words ^ key
+def _top_bits(words: Rows, key: np.uint64, bits: int) -> Rows:
+    mixed = words.astype(np.uint64) ^ key
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(MIX_1)  # uint64 arrays wrap, as intended
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(MIX_2)
-    return (mixed ^ (mixed >> np.uint64(31))) >> np.uint64(64 - bits)
+    return ((mixed ^ (mixed >> np.uint64(31))) >> np.uint64(64 - bits)).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
