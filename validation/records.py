@@ -158,7 +158,7 @@ class Condition:
 class Leg:
     """One audited run of a few steps."""
 
-    name: str  # see validation.equivalence.LEGS
+    name: str  # see validation.equivalence_legs.LEGS
     world_size: int
     parallel: str  # "ddp" | "fsdp2"
     reduction: str  # "exact" | "fast" | "own"
