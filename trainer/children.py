@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from trainer.wires import Failure, Inbox, Result, failure_of, is_readable, voice
+from trainer.wires import Failure, Inbox, Pulse, Result, failure_of, is_readable, voice
 from trainer.world import Event
 
 PR_SET_PDEATHSIG = 1
@@ -114,8 +114,9 @@ def _is_gone(process: Pid, until: float) -> bool:
 class Child:
     """One forked process as its leader sees it."""
 
-    def __init__(self, rank: int, pid: int, inbox: Inbox, log: Path) -> None:
+    def __init__(self, rank: int, pid: int, inbox: Inbox, log: Path, pulse: Pulse) -> None:
         self.rank = rank
+        self.pulse = pulse  # every update, also those that it did not speak of
         self.pid = pid
         self.inbox = inbox
         self.log = log
@@ -169,18 +170,18 @@ class Child:
         os.close(self.inbox.fd)
 
 
-def fork_child(rank: int, work: Callable[[Say], Any], *, log: Path, inherited: Iterable[int]) -> Child:
-    """Fork a process that runs `work(say)`, sends its return value or exception, and exits; it dies with this process.
+def fork_child(rank: int, work: Callable[[Say, Pulse], Any], *, log: Path, inherited: Iterable[int]) -> Child:
+    """Fork a process that runs `work(say, pulse)`, sends its return value or exception, and exits; it dies with this process.
 
     Args: log takes its stdout and stderr; inherited are descriptors of this process that it must not keep open.
     """
     reader, writer = os.pipe()
-    parent = os.getpid()
+    parent, pulse = os.getpid(), Pulse()
     pid = os.fork()
     if pid == 0:
-        _live(work, writer, log, parent, (reader, *inherited))
+        _live(lambda say: work(say, pulse), writer, log, parent, (reader, *inherited))
     os.close(writer)
-    return Child(rank, pid, Inbox(reader), log)
+    return Child(rank, pid, Inbox(reader), log, pulse)
 
 
 def _live(work: Callable[[Say], Any], writer: int, log: Path, parent: int, inherited: Iterable[int]) -> NoReturn:

@@ -33,7 +33,7 @@ class Death:
     died_ns: int
     noticed_ns: int
     reaped_ns: int
-    reached: int = 0  # updates done when it ended, as far as its leader heard
+    reached: int = 0  # updates done when it ended
     what: str = ""  # who ended, how, where
 
 

@@ -12,7 +12,7 @@ from trainer.children import Child, Say, fork_child, kill_children, pid_of, tail
 from trainer.deaths import Death, End, culprit, deadly, echo, fault_text, fruitless, is_input_error, planned_fault, recoveries
 from trainer.watch import StopWatch, is_writable, run_alone, wait_for
 from trainer.whereabouts import last_event, whereabouts
-from trainer.wires import Failure, GroupRequest, Result, frame, load_target
+from trainer.wires import Failure, GroupRequest, Pulse, Result, frame, load_target
 from trainer.world import Event, Progress, World
 from validation.errors import RankError
 
@@ -88,8 +88,8 @@ class Group:
     def _fork(self, world: World, rendezvous: Path, elder: Sequence[Child]) -> Child:
         entry, job = self.request.entry, self.job
 
-        def work(say: Say) -> None:
-            load_target(entry)(job, world, str(rendezvous), history.Recorder(self.folder, world, say))
+        def work(say: Say, pulse: Pulse) -> None:
+            load_target(entry)(job, world, str(rendezvous), history.Recorder(self.folder, world, say, pulse, steps=job.steps))
 
         log = self.folder / "logs" / f"attempt-{world.attempt}-rank-{world.rank}.log"
         inherited = [self.link.fileno(), *(fd for child in elder for fd in (child.pidfd, child.inbox.fd))]
@@ -261,11 +261,11 @@ def _ends(ranks: Sequence[Child]) -> list[End]:
 
 
 def _progress_so_far(ranks: Sequence[Child], attempt: int) -> str:
-    """Where an attempt is, by the last update that any of its ranks reported."""
+    """Where an attempt is, by the last update that any of its ranks made."""
     reached = _reached(ranks)
     return f"after step {reached} in attempt {attempt}" if reached else f"before its first step in attempt {attempt}"
 
 
 def _reached(ranks: Sequence[Child]) -> int:
-    """Updates done, as far as any rank of the attempt told; 0 before its first."""
-    return max((int(event.fields["step"]) for child in ranks for event in child.events if event.name == "step"), default=0)
+    """Updates done by the rank that came furthest; 0 before the attempt's first."""
+    return max((child.pulse.updates for child in ranks), default=0)

@@ -22,12 +22,13 @@ from typing import Any
 
 from trainer.children import Pid
 from trainer.deaths import Death, fault_text
-from trainer.wires import Loss
+from trainer.wires import Loss, Pulse
 from trainer.world import Event, World
 from validation.canonical import canonical_json
 
 FILE = "group.jsonl"
 LEADER_LOST = "unplanned: the leader was lost"
+STEP_SAID_NS = 100_000_000  # between two updates that the leader hears of: each of its awakenings takes time from a rank
 STEP_NOTE_NS = 5_000_000_000  # between two updates in the history, after an attempt's first: a new leader takes the rest for not done
 
 
@@ -58,16 +59,31 @@ def note_event(folder: Path, event: Event) -> None:
 
 
 class Recorder:
-    """One rank's `emit`: writes what a new leader would need into the history before it tells the leader, who may be about to die."""
+    """One rank's `emit`: writes what a new leader would need into the history before it tells the leader, who may be about to die.
 
-    def __init__(self, folder: Path, world: World, say: Callable[[Event], None]) -> None:
+    Every update is in the pulse; of the first, the last and some between the leader is told.
+    """
+
+    def __init__(self, folder: Path, world: World, say: Callable[[Event], None], pulse: Pulse, *, steps: int | None = None) -> None:
+        """Args: steps, updates in all, unless the rank says it itself when it has loaded."""
         self._folder = folder
         self._world = world
         self._say = say
-        self._stepped_ns = -STEP_NOTE_NS  # when an update was last written down
+        self._pulse = pulse
+        self._steps = steps
+        self._samples = 0  # of updates that were not told
+        self._said_ns = -STEP_SAID_NS  # when an update was last told
+        self._stepped_ns = -STEP_NOTE_NS  # when one was last written down
 
     def __call__(self, event: str, **fields: Any) -> None:
         now_ns = time.monotonic_ns()
+        if event == "step":
+            self._pulse.updates = fields["step"]
+            self._samples += fields["samples"]
+            if now_ns - self._said_ns < STEP_SAID_NS and fields["step"] != self._steps:
+                return
+            fields["samples"], self._samples, self._said_ns = self._samples, 0, now_ns
+        self._steps = fields.get("steps", self._steps)
         made = Event(name=event, rank=self._world.rank, attempt=self._world.attempt, t_ns=now_ns, fields=fields)
         if event != "step":
             note_event(self._folder, made)

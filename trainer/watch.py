@@ -64,7 +64,7 @@ def is_writable(link: socket.socket) -> bool:
 def run_alone(name: str, work: Callable[[Say], Any], *, link: socket.socket, log: Path, until_ns: int) -> Result | Failure:
     """Run `work` in one child and give back what it returned or raised; a death or the deadline is a RankError."""
     started_ns = time.monotonic_ns()
-    child = fork_child(0, work, log=log, inherited=[link.fileno()])
+    child = fork_child(0, lambda say, _: work(say), log=log, inherited=[link.fileno()])
     while not child.over:
         if not wait_for([child], link, until_ns):
             took_s = (until_ns - started_ns) / 1e9

@@ -46,7 +46,7 @@ def last_event(child: Child) -> str:
     if not child.events:
         return "no event yet"
     last = child.events[-1]
-    detail = last.fields.get("fault", last.fields.get("step", ""))
+    detail = child.pulse.updates if last.name == "step" else last.fields.get("fault", last.fields.get("step", ""))
     return f"last event: {last.name} {detail}".rstrip()
 
 

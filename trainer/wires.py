@@ -1,6 +1,7 @@
 """Messages between the flow process, a leader and its children: length-prefixed pickles over sockets and pipes. Torch-free."""
 
 import importlib
+import mmap
 import os
 import pickle
 import select
@@ -15,6 +16,7 @@ from trainer.config import TrainJob
 from validation import errors
 
 HEADER = struct.Struct("!Q")
+COUNT = struct.Struct("q")
 CHUNK_BYTES = 1 << 20
 TRACE_LINES = 12
 # What every warm process has in its environment, from the server's start: it is read when the libraries are loaded.
@@ -140,6 +142,22 @@ def is_readable(fd: int, timeout_s: float | None = None) -> bool:
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(None if timeout_s is None else max(0.0, timeout_s * 1000)))
+
+
+class Pulse:
+    """A rank's updates, counted in memory that it shares with its leader, who may look at any moment, also after the rank's death."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, COUNT.size)  # anonymous: made before the fork
+
+    @property
+    def updates(self) -> int:
+        """Updates done; 0 before the first."""
+        return int(COUNT.unpack_from(self._memory)[0])
+
+    @updates.setter
+    def updates(self, updates: int) -> None:
+        COUNT.pack_into(self._memory, 0, updates)
 
 
 class Inbox:

@@ -29,9 +29,9 @@ class Event:
     """Something that happened in a rank, on this machine's monotonic clock.
 
     Names: "imported" (the recipe's code is there), "joined" (process group formed), "loaded" (state ready; fields: step, steps, refused),
-    "step" (an optimizer update done; fields: step, loss, samples; rank 0 each step, the others only their attempt's first), "sealed" (a
-    checkpoint stands; rank 0; fields: step, bytes, seconds), "unsaved" (a checkpoint could not be written, training goes on; rank 0;
-    fields: step, reason), "fault" (about to fire; fields: fault), "finished".
+    "step" (an optimizer update done; fields: step, loss, samples, since the last one told; of rank 0 its attempt's first, the run's last
+    and some between, of the others the attempt's first), "sealed" (a checkpoint stands; rank 0; fields: step, bytes, seconds), "unsaved"
+    (a checkpoint could not be written, training goes on; rank 0; fields: step, reason), "fault" (about to fire; fields: fault), "finished".
     """
 
     name: str

@@ -17,8 +17,8 @@ from trainer.config import Fault, TrainJob
 from trainer.deaths import Death, fruitless
 from trainer.group import CRASH_LOOP
 from trainer.watch import LOOK_S, STOPPED_S
-from trainer.wires import Loss
-from trainer.world import Event, Progress
+from trainer.wires import Loss, Pulse
+from trainer.world import Event, Progress, World
 from validation.errors import ConfigError, DataError, RankError
 from validation.records import RunRecord
 
@@ -234,6 +234,21 @@ def test_a_recycled_pid_is_not_the_old_process() -> None:
 
     assert wait_gone([Pid(pid=now.pid, started=now.started - 1), Pid(pid=2**22 - 1, started=0)], 0.2, kill=True) == []
     assert wait_gone([now], 0.2, kill=False) == [now]
+
+
+def test_some_updates_are_told_and_all_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The leader hears of an attempt's first update, of one each tenth of a second and of the last; the pulse shows every one."""
+    said: list[Event] = []
+    pulse, seen = Pulse(), []
+    emit = history.Recorder(tmp_path, World(rank=0, world_size=1), said.append, pulse)
+    emit("loaded", step=0, steps=24)
+    for step in range(1, 25):
+        monkeypatch.setattr(history.time, "monotonic_ns", lambda now=step * 10_000_000: now)
+        emit("step", step=step, loss=0.0, samples=8)
+        seen.append(pulse.updates)
+
+    assert seen == [*range(1, 25)]
+    assert [(event.fields["step"], event.fields["samples"]) for event in said[1:]] == [(1, 8), (11, 80), (21, 80), (24, 24)]
 
 
 def test_history_survives_a_torn_line(tmp_path: Path) -> None:
