@@ -44,7 +44,7 @@ class Located(NamedTuple):
     batch: range
     positions: Rows  # ascending
     rows: Rows
-    ledger: Ledger  # (n, 4): the step is still open
+    ledger: Ledger  # the step is still open
 
 
 class Feed:
@@ -79,10 +79,10 @@ class Feed:
         return self._asked(batch).positions
 
     def ledger(self, step: int, batch: range) -> Ledger:
-        """(n, 4): step, lane, position, sample id of every sample of this rank's lanes."""
-        table = self._asked(batch).ledger
-        table[:, 0] = step
-        return table
+        """Every sample of this rank's lanes."""
+        ledger = self._asked(batch).ledger
+        ledger.spans[:, 0] = step
+        return ledger
 
     def micro_batches(self, batch: range, reduction: Reduction) -> list[MicroBatch]:
         """Fetch this rank's samples, grouped as the reduction wants them, each group cut into its parts.
@@ -125,7 +125,7 @@ class Feed:
     def _requests(self, cuts: Sequence[Cut], own: Located) -> list[Request]:
         """What to fetch; of data that is not keyed by sample only each request's first key, which its streams start from."""
         starts = np.searchsorted(own.positions, [cut.positions.start for cut in cuts])
-        keys = self._order.keys(own.positions, self._data.sample_ids[own.rows]) if self._keyed else None
+        keys = self._order.keys(own.positions, own.ledger.ids) if self._keyed else None
         found = []
         for start, cut in zip(starts, cuts, strict=True):
             place = slice(start, start + len(cut.positions))
@@ -184,13 +184,14 @@ class Feed:
     def _locate(self, batches: Sequence[range]) -> list[Located]:
         spans = [[lane_span(batch, lane, self._lanes) for lane in self._own] for batch in batches]
         positions = np.concatenate([np.arange(span.start, span.stop, dtype=np.int64) for own in spans for span in own])
-        lanes = np.repeat(np.array([*self._own] * len(batches)), [len(span) for own in spans for span in own])
         rows = self._order.rows(positions)
-        table = np.empty((len(rows), 4), dtype=np.int64)
-        table[:, 1], table[:, 2], table[:, 3] = lanes, positions, self._data.sample_ids[rows]
-        ends = np.cumsum([sum(map(len, own)) for own in spans])
-        places = [slice(end - sum(map(len, own)), end) for end, own in zip(ends, spans, strict=True)]
-        return [Located(batch, positions[place], rows[place], table[place]) for batch, place in zip(batches, places, strict=True)]
+        ids = self._data.sample_ids[rows]
+        found, start = [], 0
+        for batch, own in zip(batches, spans, strict=True):
+            place = slice(start, start := start + sum(map(len, own)))
+            table = np.array([(0, lane, span.start, len(span)) for lane, span in zip(self._own, own, strict=True)], dtype=np.int64)
+            found.append(Located(batch, positions[place], rows[place], Ledger(table[table[:, 3] > 0], ids[place])))
+        return found
 
     def _on_device(self, batch: Batch) -> Batch:
         return Batch(*(cast_input(value, self._device, double=self._double) for value in batch))

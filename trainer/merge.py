@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from trainer.parts import Part, PartRows
+from trainer.parts import LedgerRows, Part, PartRows
 from validation.records import LEDGER_COLUMNS, TIMELINE_COLUMNS
 
 CHUNK_BYTES = 4 << 20  # of part rows merged at a time, unless a single step has more; temporaries take a few times as much
@@ -28,7 +28,7 @@ class _Stretch:
     """Rows of one part that are in step order: nearly always all of them. The next one to be merged is `row`."""
 
     part: Part
-    rows: PartRows
+    rows: PartRows | LedgerRows
     row: int
     stop: int
 
@@ -82,7 +82,7 @@ def write_chunks(path: Path, columns: Sequence[str], chunks: Iterable[Chunk], *r
             writer.write_table(pa.table([chunk[name] for name in columns], schema=schema))
 
 
-def _stretches(part: Part, rows: PartRows, limit: int) -> list[_Stretch]:
+def _stretches(part: Part, rows: PartRows | LedgerRows, limit: int) -> list[_Stretch]:
     """Cut a part where its steps go back (a second run into one folder), and each stretch where it stops counting."""
     cuts, last = [0], -1
     for start in range(0, len(rows), BLOCK_ROWS):

@@ -48,7 +48,7 @@ class NoRows(PartWriter):
 
 
 def _no_rows(_self: feed.Feed, _step: int, _batch: range) -> Ledger:
-    return np.empty((0, 4), dtype=np.int64)
+    return Ledger(np.empty((0, 4), dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
 def run_on(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from helpers_parts import ledger_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,7 +43,7 @@ def leave(run: Path, attempt: int, rank: int, steps: np.ndarray, draw: np.random
     counts = draw.integers(1, 4, len(steps))
     lanes, ids = (draw.integers(0, 8, counts.sum()) for _ in range(2))
     each = [np.repeat(steps, counts), lanes, np.zeros_like(lanes), ids]  # one position for all: no run of walks covers every position
-    part.add_ledger(np.stack(each, axis=1).astype(np.int64))
+    part.add_ledger(ledger_of(np.stack(each, axis=1)))
     part.add_timeline(table)
     part.flush()
     part.write("end", {"steps": 1, "state_sha256": "a", "peak_memory_mib": 1.0, "t_ns": 1})

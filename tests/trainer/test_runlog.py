@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from helpers_parts import ledger_of
 
 from trainer import parts, runlog
 from trainer.config import TrainJob
@@ -53,7 +54,7 @@ def leave_part(
     share = 4 // world_size
     for step in steps:
         places = range(4 * step + rank * share, 4 * step + (rank + 1) * share)
-        part.add_ledger(np.array([(step, place % 4, place, 100 + place) for place in places]))
+        part.add_ledger(ledger_of([(step, place % 4, place, 100 + place) for place in places]))
         part.add_line("digests", {"step": step, "tensor": "w", "sha256": f"{attempt}"})
     if rank == 0:
         part.add_line("curve", {"step": steps.stop, "samples": 4 * steps.stop, "train_loss": 0.5, "quality": float("nan")})
@@ -112,7 +113,7 @@ def test_torn_tails_are_left_out(tmp_path: Path) -> None:
     """Half a row or half a line, as SIGKILL in the middle of a write leaves it, is not read."""
     leave_part(tmp_path, 0, 0, range(3), world_size=1)
     folder = part_folder(tmp_path, 0, 0)
-    for name, tail in (("timeline.bin", b"\0" * 9), ("ledger.bin", b"\0" * 31), ("digests.jsonl", b'{"step":')):
+    for name, tail in (("timeline.bin", b"\0" * 9), ("ids.bin", b"\0" * 7), ("spans.bin", b"\0" * 31), ("digests.jsonl", b'{"step":')):
         (folder / name).write_bytes((folder / name).read_bytes() + tail)
 
     [part] = read_parts(tmp_path)
@@ -137,9 +138,9 @@ def test_large_ledger_does_not_wait_for_the_flush(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(parts, "LEDGER_BYTES", 100)
     leave_part(tmp_path, 0, 0, range(1), world_size=1)
     part = PartWriter(part_folder(tmp_path, 0, 0))
-    part.add_ledger(np.array([(1, 0, place, place) for place in range(4)]))
+    part.add_ledger(ledger_of([(1, 0, place, place) for place in range(4)]))
     [before] = [len(part.ledger) for part in read_parts(tmp_path)]
-    part.add_ledger(np.array([(1, 1, 4, 4)]))
+    part.add_ledger(ledger_of([(1, 1, 4, 4)]))
     part.add_timeline(rows(range(1, 2), samples=5))
     part.flush()
 
