@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -85,9 +85,13 @@ def _entries() -> list[dict[str, Any]]:
     """What the recorder holds; nothing where there is no process group or no recorder."""
     if not (dist.is_available() and dist.is_initialized()):
         return []
-    dump = getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
+    dump = _dump()
     entries = json.loads(dump(True, False)).get("entries", []) if dump is not None else []  # collectives too, and not only active ones
     return [entry for entry in entries if {"record_id", "time_created_ns", "profiling_name"} <= entry.keys()]
+
+
+def _dump() -> Callable[[bool, bool], str] | None:
+    return getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
 
 
 def _dtype(entry: dict[str, Any]) -> str:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from helpers_audit import Kept, bench
 from helpers_loop import tiny_job
 from safetensors.torch import load_file
-from tiny_recipe import TinyData, recipe, small_net, weighted_loss
+from tiny_recipe import TinyData, recipe, weighted_loss
 from torch import Tensor, nn
 
 from trainer.audit import Audit, content_digests
@@ -221,7 +222,7 @@ def test_a_poison_strikes_one_micro_batch_of_one_rank(kind: Any, audit: bool, tm
             run.audit.begin(step)
             calls = [(ROWS[:0], [0]), (ROWS[1:3], [1, 2]), (ROWS[3:5], [3, 4])]
             losses[rank, step] = [
-                run.audit.loss(step, micro, rows, batch_of(some), lambda some=some: recipe.loss(run.model, batch_of(some)))[0].item()
+                run.audit.loss(step, micro, rows, batch_of(some), partial(recipe.loss, run.model, batch_of(some)))[0].item()
                 for micro, (rows, some) in enumerate(calls)
             ]
         if audit:
@@ -242,7 +243,7 @@ def test_an_overflow_makes_the_gradient_overflow(tmp_path: Path) -> None:
 
 
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> State:
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     return snapshot(model, optimizer, schedule, step=5, position=47, seed=3, extra={"scaler": {"scale": 8.0}, "recipe": {"a": [1, 2]}})
 
 
@@ -320,4 +321,3 @@ def test_a_split_keeps_what_it_has(tmp_path: Path) -> None:
     assert not hasattr(audited, "keyed_batch")
     assert not hasattr(audited, "__getitem__")
     assert audited.inputs is split.inputs  # type: ignore[attr-defined]  # TinyData's own
-    assert small_net is recipe.make_model
