@@ -9,7 +9,7 @@ FAULTS = "ABCDEFGH"
 
 def cases(chosen: tuple[Case, ...]) -> list[object]:
     """Parameters; all but the quick sample are slow."""
-    return [pytest.param(case, id=case.id, marks=() if case.quick else pytest.mark.slow) for case in chosen]
+    return [pytest.param(case, id=case.id, marks=() if case.is_quick else pytest.mark.slow) for case in chosen]
 
 
 @pytest.mark.timeout(600)
@@ -33,7 +33,7 @@ def test_control_passes(case, tmp_path):
 
 def test_quick_sample_has_every_class():
     """Each class of faults is tried in every test run, and controls beside them."""
-    quick = [case for case in CASES if case.quick]
+    quick = [case for case in CASES if case.is_quick]
 
     assert {case.fault for case in quick} == {*FAULTS, ""}
 
