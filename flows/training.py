@@ -22,7 +22,7 @@ from validation.canonical import canonical_json
 from validation.errors import ConfigError, EvidenceError, InputError, ReleaseError
 from validation.policy import parse_policy
 from validation.records import Recovery, RunRecord
-from validation.recovery import projection_lines
+from validation.recovery_projection import projection_lines
 
 DESCRIBE_S = 300.0  # the first import of a recipe on a busy machine
 LONGEST_S = 7 * 86400.0  # a person watches this run and may end it; hung collectives end by themselves

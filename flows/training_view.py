@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from trainer.world import Progress as Step
 from validation.records import Recovery
-from validation.recovery import SEGMENTS
+from validation.recovery_projection import SEGMENTS
 
 
 def make_bar() -> Progress:

@@ -29,17 +29,17 @@ def diagnose_state(
         return None
     classes: dict[Kind, list[str]] = {}
     for name in differ:
-        classes.setdefault(_class_of(name), []).append(name)
+        classes.setdefault(class_of(name), []).append(name)
     if when == "later":
         return _later(classes, differ)
-    kind = next(kind for kind in _ORDER if kind in classes)
+    kind = next(kind for kind in ORDER if kind in classes)
     sure = _loaded(kind, classes[kind], expected, found, changes or {})
     others = [name for name in differ if name not in classes[kind]]
     return sure if not others else Diagnosis(kind=sure.kind, words=f"{sure.words}; besides, {_counted(others)} came back changed")
 
 
 # Of several that differ the first one here is named, and the others are counted.
-_ORDER: tuple[Kind, ...] = (
+ORDER: tuple[Kind, ...] = (
     "averages", "weights", "moments", "step_count", "schedule", "loss_scale", "buffers", "random_streams", "position", "settings",
     "unknown",
 )  # fmt: skip
@@ -52,7 +52,7 @@ _WORDS: Mapping[str, Kind] = {
 _FIRST: Mapping[str, Kind] = {"weight": "weights", "buffer": "buffers", "ema": "averages"}
 
 
-def _class_of(name: str) -> Kind:
+def class_of(name: str) -> Kind:
     """The part of a state that a name belongs to: by its first word, else by the first telling word in it."""
     first, *rest = name.split("/")
     if first in _FIRST:
@@ -61,7 +61,7 @@ def _class_of(name: str) -> Kind:
         return "step_count" if rest and rest[-1] == "step" else "moments"
     if first == "plain" and rest[:1] == ["scalars"]:
         return "step_count" if rest[-1] == "step" else "moments"
-    telling = next((_WORDS[word] for word in rest if word in _WORDS), None)
+    telling = next((_WORDS[word] for word in (first, *rest) if word in _WORDS), None)
     return telling or ("settings" if rest[:1] == ["groups"] else "unknown")
 
 
@@ -94,7 +94,7 @@ def _weights(names: list[str], expected: Mapping[str, str], found: Mapping[str, 
 
 
 def _moments(names: list[str], expected: Mapping[str, str], found: Mapping[str, str]) -> Diagnosis:
-    total = sum(_class_of(name) == "moments" for name in expected)
+    total = sum(class_of(name) == "moments" for name in expected)
     gone = [name for name in names if name not in found]
     if gone:
         return Diagnosis(kind="moments_lost", words=f"{len(gone)} of {total} optimizer moments are gone ({listed(gone)})")

@@ -239,26 +239,38 @@ class ScalingRecords:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedFault:
+    """A fault of the kill plan and what it is there to show."""
+
+    fault: str  # text form, e.g. "kill:rank=1,step=7,phase=backward,attempt=0"
+    purpose: str  # e.g. "in the middle of epoch 1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoveryRun:
+    """One audited run of kill_and_resume: the twin that nobody killed, a killed one, or a killed one with a planted defect."""
+
+    record: RunRecord
+    ledger: Frame  # LEDGER_COLUMNS
+    states: Frame  # STATE_COLUMNS
+    consumed: Frame  # CONSUMED_COLUMNS
+    planned: tuple[PlannedFault, ...] = ()
+    same_bits: bool = True  # it has to end in the twin's bits (an own reduction on other ranks need not)
+    defect: str = ""  # what was planted, in words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryRecords:
     """Killed runs beside the uninterrupted twin."""
 
-    twin: RunRecord
-    twin_ledger: Frame  # LEDGER_COLUMNS
-    killed: tuple[RunRecord, ...]
-    killed_ledgers: tuple[Frame, ...]  # same order as `killed`
-    planned: tuple[tuple[str, ...], ...]  # faults planned for each killed run
-    planted_defect: str
-    planted: RunRecord  # a resume with a planted defect
-    planted_ledger: Frame
+    twin: RecoveryRun
+    killed: tuple[RecoveryRun, ...]
+    repeated: RecoveryRun  # planted: data repeated after a resume
+    stale: RecoveryRun  # planted: state lost at a resume
     state_mib: float  # bytes of one checkpoint / 2**20
     brought: tuple[str, ...] = ()  # the recipe's own hooks
     conditions: tuple[Condition, ...] = ()
-    same_bits: tuple[bool, ...] = ()  # of each killed run: it had to end in the twin's bits (an own reduction on other ranks need not)
     epoch_steps: float = 0.0  # updates in one epoch of these runs
-    twin_states: Frame = field(default_factory=pd.DataFrame)  # STATE_COLUMNS
-    killed_states: tuple[Frame, ...] = ()  # STATE_COLUMNS, same order as `killed`
-    twin_consumed: Frame = field(default_factory=pd.DataFrame)  # CONSUMED_COLUMNS
-    killed_consumed: tuple[Frame, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
