@@ -12,7 +12,6 @@ from trainer.config import WINDOW_PHASES, Conditions
 from validation.equivalence_legs import is_own
 from validation.records import Condition, PlannedFault, RecoveryRecords, RecoveryRun
 
-EPOCHS = 3  # that a run passes through, so that ranks die in the middle of one after the first
 DEADLINE_S, STALL_S = 240.0, 30.0  # of one run with all its attempts; of a collective
 PLANTED = {
     "repeat_batch_on_resume": "a resume that starts one batch too early, so that data is repeated",
@@ -62,8 +61,9 @@ def probe_recovery(bench: Bench) -> RecoveryRecords:
     stayed, is_reached = without_unreached(setup.run("killed", setup.same_ranks), is_own=setup.is_own)
     moved = setup.run("moved", setup.other_ranks, setup.other_world_sizes)
     resumed = replace(setup.same_ranks[0].fault, rank=0, phase="backward")  # in the middle of an epoch
+    alone = min(plan.world_sizes) if setup.is_own else 1  # an own trainer may not work on one rank
     planted = {
-        defect: setup.run(f"planted-{defect}", [Kill(resumed, words)], world_size=1, defect=defect) for defect, words in PLANTED.items()
+        defect: setup.run(f"planted-{defect}", [Kill(resumed, words)], world_size=alone, defect=defect) for defect, words in PLANTED.items()
     }  # fmt: skip
     return RecoveryRecords(
         twin=twin, killed=(stayed, moved), repeated=planted["repeat_batch_on_resume"], stale=planted["stale_moments_on_resume"],
@@ -72,15 +72,14 @@ def probe_recovery(bench: Bench) -> RecoveryRecords:
     )  # fmt: skip
 
 
-def setup_of(bench: Bench, chosen: Conditions) -> Setup:
-    """Size the runs, and plan where they die. Args: chosen, the hard conditions of the recipe."""
+def setup_of(bench: Bench, conditions: Conditions) -> Setup:
+    """Size the runs, and plan where they die."""
     plan, policy = bench.plan, bench.plan.policy.kill_and_resume
     training, own = plan.facts.training, is_own(plan.facts.brought)
-    conditions = several_epochs(chosen, steps=policy.steps.value, rows=plan.facts.rows["train"])
     world_size = first_world_size(plan.world_sizes, is_own=own)
     windowed = windowed_ranks(world_size=world_size, lanes=training.lanes, accumulation=conditions.accumulation, is_own=own)
     span = span_of(
-        steps=min(policy.steps.value, conditions.samples * conditions.epochs // conditions.global_batch_size),
+        steps=min(policy.steps.value, conditions.samples * conditions.epochs // conditions.global_batch_size),  # of whole batches
         epoch_steps=conditions.samples / conditions.global_batch_size,
         extra=extra_kills(kills=policy.kills.value, is_windowed=bool(windowed)),
     )
@@ -90,18 +89,6 @@ def setup_of(bench: Bench, chosen: Conditions) -> Setup:
         same_ranks=plan_same_ranks(span, seed=training.seed, world_size=world_size, windowed=windowed, kills=policy.kills.value),
         other_ranks=plan_other_ranks(span, seed=training.seed, world_sizes=(world_size, *others)),
     )  # fmt: skip
-
-
-def several_epochs(conditions: Conditions, *, steps: int, rows: int) -> Conditions:
-    """The same conditions on so many samples that `steps` updates pass through EPOCHS epochs, with the same rest of a batch.
-
-    Args: rows, of the train split.
-    """
-    batch = conditions.global_batch_size
-    rest = conditions.samples % batch
-    whole = max(1, min(round(steps / EPOCHS), (rows - rest) // batch))
-    samples = min(whole * batch + rest, rows)
-    return replace(conditions, samples=samples, epochs=-(-steps * batch // samples))
 
 
 def first_world_size(world_sizes: Sequence[int], *, is_own: bool) -> int:

@@ -1,12 +1,9 @@
-"""Probes: schedules and reductions that need no run."""
+"""Probes: reductions that need no run."""
 
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from flows.probes import kill_schedule, scaling_point, straggler_delay_ms
-from trainer.config import FAULT_PHASES, SAVE_PHASES
+from flows.probes import scaling_point, straggler_delay_ms
 from trainer.runlog import machine
 from validation.records import TIMELINE_COLUMNS, RunRecord, ScalingPoint
 
@@ -34,44 +31,6 @@ def scaling_point_of(step_ms: float, world_size: int) -> ScalingPoint:
         world_size=world_size, repeat=0, reduction="exact", throughput_sps=1.0, step_ms_p50=step_ms, rank_step_ms=(step_ms,) * world_size,
         phase_ms={}, peak_memory_mib=1.0,
     )  # fmt: skip
-
-
-@given(
-    seed=st.integers(0, 2**32), kills=st.integers(1, 9), every=st.integers(1, 8), length=st.integers(12, 60), world_size=st.integers(1, 8)
-)
-def test_kills_are_one_an_attempt_ever_later_and_within_the_run(seed: int, kills: int, every: int, length: int, world_size: int) -> None:
-    """Every kill falls after the first checkpoint and within the run, on a rank that exists, where its attempt is certain to come by."""
-    steps = every + length
-    faults = kill_schedule(seed=seed, kills=kills, every=every, steps=steps, world_size=world_size)
-    saves = [(fault.step // every + 1) * every for fault in faults if fault.phase in SAVE_PHASES]
-    left_behind = [(fault.step // every + 1) * every if fault.phase in SAVE_PHASES else fault.step for fault in faults]
-
-    assert [fault.attempt for fault in faults] == list(range(kills))
-    assert [fault.step for fault in faults] == sorted(fault.step for fault in faults)
-    assert all(every < fault.step < steps and 0 <= fault.rank < world_size for fault in faults)
-    assert max(saves, default=0) <= steps
-    assert all(fault.step >= resumed for resumed, fault in zip(left_behind, faults[1:], strict=False))
-    assert faults[0].phase != "load"
-
-
-@given(seed=st.integers(0, 2**32), kills=st.integers(1, 5))
-def test_kills_strike_in_different_phases(seed: int, kills: int) -> None:
-    """No phase is used twice in a run that is long enough."""
-    assert len({fault.phase for fault in kill_schedule(seed=seed, kills=kills, every=8, steps=80, world_size=2)}) == kills
-
-
-def test_every_phase_is_drawn() -> None:
-    """Over seeds the two kills of the default policy strike everywhere, also while a checkpoint is made and during a recovery."""
-    drawn = {fault.phase for seed in range(60) for fault in kill_schedule(seed=seed, kills=2, every=8, steps=40, world_size=8)}
-
-    assert drawn == set(FAULT_PHASES)
-
-
-def test_the_schedule_is_a_function_of_the_seed() -> None:
-    """Same seed, same kills; another seed, others."""
-    schedules = [kill_schedule(seed=seed, kills=2, every=8, steps=40, world_size=8) for seed in (1, 1, 2)]
-
-    assert schedules[0] == schedules[1] != schedules[2]
 
 
 def test_a_point_leaves_out_warm_up_and_waiting() -> None:
