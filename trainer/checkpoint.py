@@ -105,7 +105,7 @@ def load_newest(
     own = [folder.name for folder in sealed_folders(root)]
     newest_of_mine = _examined(root / own[0], key=key, run=run, world=world) if own else (None, None)
     # the newest is examined before anything is agreed upon: a collective less on the way back from a death
-    said = _everybodys((own, *_claim(root, key=key, run=run), newest_of_mine[1]), world)
+    said = everybodys((own, *_claim(root, key=key, run=run), newest_of_mine[1]), world)
     names, claimed, stranger, _ = said[0]  # rank 0's view
     is_agreed = all(seen[:1] == names[:1] for seen, *_ in said)
     refused = [stranger] if stranger else []
@@ -118,7 +118,7 @@ def load_newest(
             found, each = newest_of_mine[0], [problem for *_, problem in said]
         else:
             found, own_problem = _examined(root / name, key=key, run=run, world=world)
-            each = _everybodys(own_problem, world)
+            each = everybodys(own_problem, world)
         problems = [problem for problem in each if problem is not None]
         if found is not None and not problems:
             return Resumed(load_tensors(found, like, world), tuple(refused), frozenset(damaged))
@@ -133,7 +133,7 @@ def load_newest(
     return Resumed(None, tuple(refused), frozenset(damaged))
 
 
-def _everybodys(mine: T, world: World) -> list[T]:
+def everybodys(mine: T, world: World) -> list[T]:
     """Every rank's value, by rank. Collective."""
     if world.world_size == 1:
         return [mine]

@@ -10,6 +10,7 @@ import pandas as pd
 
 from trainer.order import Order
 from trainer.recipe import SPLITS, Card, DataContract, Recipe, SplitData, Training, code_digest, load_recipe
+from trainer.sample_ids import check_ids
 from validation.canonical import digest, sha256_hex
 from validation.errors import DataError, RecipeError, ReleaseError
 
@@ -32,6 +33,7 @@ class RecipeFacts:
     code_sha256: str  # sources of the recipe and of what it imports from its own package
     data_sha256: str  # both splits: ids, contract frames, inputs, labels and weights
     rows: dict[str, int]  # split -> samples
+    brought: tuple[str, ...] = ()  # hooks that the recipe brings itself, in the order of a run: trainer.hooks
 
 
 def describe(recipe_path: str, folder: str) -> RecipeFacts:
@@ -44,22 +46,30 @@ def describe(recipe_path: str, folder: str) -> RecipeFacts:
     rows: dict[str, int] = {}
     for split in SPLITS:
         data = _loaded(recipe, split)
+        check_ids(recipe, split, data)
         frame = _checked_frame(recipe, split, data)
         frame.to_parquet(Path(folder) / f"{split}.parquet")
         digests[split] = digest([sha256_hex(pd.util.hash_pandas_object(frame, index=False).to_numpy().tobytes()), _content_sha256(data)])
         rows[split] = len(frame)
+        check_ids(recipe, split, data, size=len(frame))
     training = recipe.training
     return RecipeFacts(
         path=recipe_path, name=recipe.name, card=recipe.card, training=training, contract=recipe.contract,
         slices=tuple(recipe.slices), cluster=recipe.cluster, target_quality=recipe.target_quality,
         steps=Order.of(training, rows["train"]).steps if rows["train"] else 0,  # an empty split is for the data contract to judge
-        code_sha256=code_digest(recipe_path), data_sha256=digest(digests), rows=rows,
+        code_sha256=code_digest(recipe_path), data_sha256=digest(digests), rows=rows, brought=_brought(recipe),
     )  # fmt: skip
 
 
 def training_of(recipe_path: str) -> Training:
     """A recipe's optimization contract alone; loads no data. Raises RecipeError."""
     return load_recipe(recipe_path).training
+
+
+def _brought(recipe: Recipe) -> tuple[str, ...]:
+    from trainer.hooks import brought  # torch, which only warm processes have
+
+    return brought(getattr(recipe, "hooks", None))
 
 
 def _content_sha256(data: SplitData) -> str:

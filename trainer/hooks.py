@@ -16,6 +16,7 @@ B = samples of a micro-batch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -25,6 +26,8 @@ import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from validation.errors import ReleaseError
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -43,10 +46,13 @@ class Sampler(Protocol):
     """Which rows a rank trains on. Its state is saved by `save` and put back by `load`; it is the same on every rank."""
 
     def take(self) -> Sequence[Rows]:
-        """Rows of this rank's micro-batches of the next step, each (B,); empty when the data is used up."""
+        """Rows of this rank's micro-batches of the next step, each (B,); an empty list when the data is used up, on all ranks at once.
+
+        A rank that has no samples in a step gives one empty array.
+        """
 
     def state_dict(self) -> dict[str, Any]:
-        """Where it stands, as plain values."""
+        """Where it stands, as plain values, counting steps that were trained on and not those that a loader has read ahead."""
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there; the world size may be another one."""
@@ -125,6 +131,8 @@ class Hooks:
         from trainer.streams import stream_seed
 
         seed_streams(stream_seed(seed, step, world.rank))
+        if torch.cuda.is_available():
+            torch.cuda.manual_seed(stream_seed(seed, step, world.rank))
 
     def step(self, step: Step) -> None:
         """Make one update. Default: `gradients`, `clip`, `update`."""
@@ -154,7 +162,7 @@ class Hooks:
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         dist.all_reduce(flat)
         dist.all_reduce(weight)
-        for gradient, piece in zip(gradients, flat.split([gradient.numel() for gradient in gradients]), strict=True):
+        for gradient, piece in zip(gradients, torch.split(flat, [gradient.numel() for gradient in gradients]), strict=True):
             gradient.copy_(piece.view_as(gradient))
 
     def clip(self, step: Step) -> None:
@@ -171,7 +179,10 @@ class Hooks:
     def evaluate(
         self, model: nn.Module, data: SplitData, score: Callable[[nn.Module, Rows], npt.NDArray[np.float64]], world: World
     ) -> Evaluated:
-        """Score the judge split on all ranks. `score(model, rows)` gives scores of rows, (B, ...). Default: rank 0 scores every row once."""
+        """Score the judge split on all ranks; `score(model, rows)` gives scores of rows, (B, ...).
+
+        Default: rank 0 scores every row once.
+        """
         rows = np.arange(len(data), dtype=np.int64) if world.rank == 0 else np.empty(0, dtype=np.int64)
         return Evaluated(rows, score(model, rows) if len(rows) else np.empty(0))
 
@@ -188,3 +199,16 @@ def brought(hooks: object | None) -> tuple[str, ...]:
     """Names of the hooks that a team brought itself, in the order of a run; () for None."""
     names = (*PATH, *OTHERS)
     return tuple(name for name in names if hooks is not None and getattr(type(hooks), name, None) is not getattr(Hooks, name))
+
+
+@contextmanager
+def naming(hook: str, world: World, step: int | None = None) -> Iterator[None]:
+    """Note on whatever is raised inside which hook it came from; the error stays what it is, so that a lost peer is told from a cause."""
+    try:
+        yield
+    except ReleaseError:
+        raise
+    except Exception as error:
+        when = "before the first step" if step is None else f"at step {step}"
+        error.add_note(f"raised in the recipe's own hooks.{hook} on rank {world.rank}, {when}; trainer/hooks.py says what it is to do")
+        raise

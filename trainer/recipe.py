@@ -5,6 +5,7 @@ Importing this module does not import torch: the flow process reads cards and co
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import math
 import os
@@ -210,6 +211,8 @@ def _problems(recipe: Any) -> Iterator[str]:
         yield from _method_problems(getattr(recipe, name, None), name, arguments)
     for name in (name for name in _OPTIONAL if hasattr(recipe, name)):
         yield from _method_problems(getattr(recipe, name), name, _OPTIONAL[name])
+    yield from _hooks_problems(getattr(recipe, "hooks", None))
+    yield from _excludes_problems(getattr(recipe, "excludes", {}))
     if len(absent := [name for name in _STATE if not hasattr(recipe, name)]) == 1:
         yield f"{absent[0]}() is missing: a state that changes has to be both saved and loaded"
     wrong = [name for name, kinds in _VALUES.items() if not isinstance(getattr(recipe, name, None), kinds)]
@@ -233,6 +236,32 @@ def _method_problems(method: Any, name: str, arguments: int) -> Iterator[str]:
         yield f"{name}{inspect.signature(method)} does not take {arguments} argument{'' if arguments == 1 else 's'}"
     except ValueError:  # a builtin without a signature: nothing can be told before it is called
         return
+
+
+def _hooks_problems(hooks: Any) -> Iterator[str]:
+    """What is wrong with the parts of the trainer that a recipe brings; None brings nothing."""
+    if hooks is None:
+        return
+    from trainer.hooks import Hooks, brought  # torch, which a recipe with hooks has imported itself
+
+    if not isinstance(hooks, Hooks):
+        kind = f"the class {hooks.__name__}" if isinstance(hooks, type) else f"a {type(hooks).__name__}"
+        yield f"hooks is {kind}, it has to be an instance of a subclass of trainer.hooks.Hooks"
+        return
+    own = brought(hooks)
+    for name in own:
+        yield from _method_problems(getattr(hooks, name), f"hooks.{name}", len(inspect.signature(getattr(Hooks, name)).parameters) - 1)
+    if len(absent := [name for name in ("save", "load") if name not in own]) == 1:
+        yield f"hooks.{absent[0]}() is missing: a run that saves its own way has to load its own way, too"
+    known = set(dir(Hooks))
+    for name in sorted(name for name, value in vars(type(hooks)).items() if callable(value) and not name.startswith("_")):
+        if name not in known and (alike := difflib.get_close_matches(name, known, 1, 0.8)):
+            yield f"hooks.{name}() is no hook and would never be called (did you mean {alike[0]}()?)"
+
+
+def _excludes_problems(excludes: Any) -> Iterator[str]:
+    if not isinstance(excludes, Mapping) or not all(isinstance(part, str) and part for pair in excludes.items() for part in pair):
+        yield "excludes has to map names of hard conditions to reasons, both in words"
 
 
 def _name_problems(name: str) -> Iterator[str]:

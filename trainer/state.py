@@ -1,7 +1,8 @@
 """A training's whole state by name: tensors, and everything else as JSON. What a checkpoint holds and a digest covers.
 
 Tensor names: "weight/NAME", "buffer/NAME", "ema/NAME", "optimizer/PARAMETER/KEY". A checkpoint is taken between updates, so no gradient is
-half accumulated, and every random stream starts anew from (seed, step, lane) or (seed, epoch, sample): step and seed are its state.
+half accumulated, and every random stream starts anew from (seed, step, lane) or (seed, epoch, sample): step and seed are its state. An
+own sampler's state lies beside the recipe's; random streams that go on from step to step need hooks of their own to be saved.
 """
 
 import hashlib
@@ -34,7 +35,7 @@ class State:
     position: int  # samples consumed: the data loader's whole state
     seed: int
     tensors: Mapping[str, Tensor]
-    plain: Mapping[str, Any]  # JSON types: optimizer groups and scalars, schedule, loss scaler, the recipe's own state
+    plain: Mapping[str, Any]  # JSON types: optimizer groups and scalars, schedule, loss scaler, the recipe's and an own sampler's state
 
 
 def weights_of(model: nn.Module) -> dict[str, Tensor]:
@@ -188,8 +189,8 @@ def to_plain(value: Any) -> Any:
         kind = "counter" if isinstance(value, Counter) else "dict"
         return {_TAG: kind, "value": [[to_plain(key), to_plain(item)] for key, item in value.items()]}
     raise RecipeError(
-        f"the optimizer, its schedule or the recipe keeps a {type(value).__name__}, which JSON cannot hold. A checkpoint would lose it, "
-        "so a resumed run would differ. Keep numbers, strings, lists and dictionaries in their state."
+        f"the optimizer, its schedule, the recipe or its sampler keeps a {type(value).__name__}, which JSON cannot hold. A checkpoint "
+        "would lose it, so a resumed run would differ. Keep numbers, strings, lists and dictionaries in their state."
     )
 
 

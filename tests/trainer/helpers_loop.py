@@ -81,7 +81,7 @@ def _run(job: TrainJob, world: World, file: str, outbox: Connection) -> None:
     try:
         run_rank(job, world, file, emit)
     except Exception as error:
-        emit("error", text=f"{type(error).__name__}: {error}")
+        emit("error", text="\n".join((f"{type(error).__name__}: {error}", *getattr(error, "__notes__", ()))))
         raise SystemExit(1) from None
 
 
