@@ -1,10 +1,10 @@
-"""The legs of gradient_equivalence: which runs a kind of trainer has to make, at which world sizes, and which of them are complete."""
+"""The legs of gradient_equivalence: which runs a kind of trainer has to make, at which world sizes, and which of them ended."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from validation.records import Condition
+from validation.records import Condition, Leg
 
 Sizes = Literal["every", "ends", "widest", "parallel"]  # all; one and the widest; the widest; two and the widest
 Trainer = Literal["ours", "own", "any"]  # all ours; with brought hooks that decide the weights; either
@@ -72,3 +72,16 @@ def _sizes(sizes: Sizes, world_sizes: Sequence[int]) -> list[int]:
             return there[-1:]
         case "parallel":
             return sorted({next((size for size in there if size > 1), there[-1]), there[-1]})
+
+
+def finished(legs: Iterable[Leg], *names: str) -> list[Leg]:
+    """Legs of these names that ran to their end, in the order of LEGS and of rising world size; of one made twice the first."""
+    found = {(leg.name, leg.world_size): leg for leg in reversed(list(legs)) if leg.name in names and not leg.stopped}
+    return [found[key] for key in sorted(found, key=lambda key: (list(LEGS).index(key[0]), key[1]))]
+
+
+def place(leg: Leg, step: object = None, rank: object = None) -> str:
+    """Where in a leg, in words: "own leg, W=4, step 2, rank 1"."""
+    parts = [f"{leg.name} leg", f"W={leg.world_size}"]
+    parts += [f"step {step}"] if step is not None else []
+    return ", ".join([*parts, f"rank {rank}"] if rank is not None else parts)

@@ -1,21 +1,23 @@
-"""Gradient errors in units of float noise, and what their pattern over tensors says about the cause."""
+"""Errors against the reference in units of float noise, and where one leg first leaves it."""
+
+from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
 
-from validation.completeness import listed
-from validation.records import Frame
-
-SAME = 0.01  # relative spread below which tensors count as off by the same factor; float32 noise is 1e-7, bfloat16 2e-2
+from validation.diagnosis import Divergence, TensorError
+from validation.records import STAGES, Frame
 
 
 def errors_in_noise(errors: Frame, leg: str) -> Frame:
-    """One leg's rows with the column `in_noise` = rel_err / noise, sorted by step, world size and tensor.
+    """One leg's rows with the column `in_noise` = rel_err / noise, sorted by step, stage, world size and tensor.
 
     0 / 0 is 0 (an exact result needs no allowance), an error without noise is infinite; NaN, negative or infinite noise and NaN or negative
     errors give NaN, which no threshold lets pass.
     """
-    rows = errors[errors["leg"] == leg].sort_values(["step", "world_size", "tensor"]).reset_index(drop=True)
+    rows = errors[errors["leg"] == leg]
+    rows = rows.assign(order=[STAGES.index(stage) if stage in STAGES else len(STAGES) for stage in rows["stage"]])
+    rows = rows.sort_values(["step", "order", "world_size", "tensor"]).drop(columns="order").reset_index(drop=True)
     rel_err, noise = rows["rel_err"].to_numpy(dtype=float), rows["noise"].to_numpy(dtype=float)
     with np.errstate(divide="ignore", invalid="ignore"):
         ratio = np.where((rel_err == 0) & (noise == 0), 0.0, rel_err / noise)
@@ -30,46 +32,49 @@ def worst_row(rows: Frame) -> "pd.Series[float]":
     return rows.iloc[int(broken[0]) if broken.size else int(ratio.argmax())]
 
 
-def signature(rows: Frame, limit: float) -> str:
-    """Say in a sentence which tensors are off, how, and at which world sizes, as far as the errors carry it.
+def beyond(rows: Frame, limit: float) -> Frame:
+    """The rows that are not within the limit; NaN is not."""
+    return rows[~(rows["in_noise"] <= limit)]
 
-    Args: rows of one leg from `errors_in_noise`; limit, of `in_noise`; at least one row is beyond it.
+
+def first_beyond(rows: Frame, limit: float) -> Frame:
+    """Those rows of the first step and, in it, the first stage that has any; empty when all are within the limit."""
+    found = beyond(rows, limit)
+    return found if found.empty else found[(found["step"] == found["step"].iloc[0]) & (found["stage"] == found["stage"].iloc[0])]
+
+
+def first_divergence(
+    legs: Mapping[str, Frame], leg: str, limit: float, *, micro_batches: Mapping[int, int] | None = None, rates_differ: bool = False
+) -> Divergence | None:
+    """Where a leg first leaves the reference, beside what is within the limit there; None when it nowhere does.
+
+    Args: legs, rows of each from `errors_in_noise`; micro_batches, world size -> those of a rank in one step.
     """
-    failing = rows[~(rows["in_noise"] <= limit)]
-    if failing["in_noise"].isna().any():
-        tensors = sorted(set(failing[failing["in_noise"].isna()]["tensor"]))
-        return f"not a number in {listed(tensors)}: look for an overflow or a division by zero in loss, weight or noise estimate"
-    first = failing.iloc[0]
-    group = failing[(failing["step"] == first["step"]) & (failing["world_size"] == failing["world_size"].max())]
-    group = group if len(group) else failing[failing["step"] == first["step"]]
-    total = int(rows["tensor"].nunique())
-    return f"{_pattern(group, total)}; first at step {first['step']}; {_sizes(rows, failing)}"
+    rows, first = legs[leg], first_beyond(legs[leg], limit)
+    if first.empty:
+        return None
+    step, stage, sizes = int(first["step"].iloc[0]), str(first["stage"].iloc[0]), set(first["world_size"])
+    widest = max(sizes)
+    here = rows[(rows["step"] == step) & (rows["stage"] == stage)]
+    same = rows[(rows["step"] == step) & rows["world_size"].isin(sizes) & (rows["stage"] != stage)]
+    there = {
+        name: other[(other["step"] == step) & (other["stage"] == stage) & (other["world_size"] == widest)]
+        for name, other in legs.items() if name != leg
+    }  # fmt: skip
+    earlier = STAGES[: STAGES.index(stage)] if stage in STAGES else STAGES
+    return Divergence(
+        leg=leg, step=step, stage=stage, total=int(here[here["world_size"] == widest]["tensor"].nunique()),
+        found={size: _tensors(first[first["world_size"] == size]) for size in sorted(int(size) for size in sizes)},
+        clean_sizes=tuple(sorted(int(size) for size in set(here["world_size"]) - sizes)),
+        clean_stages=tuple(name for name in earlier if name in set(same["stage"])),
+        clean_legs=tuple(name for name, part in there.items() if len(part) and beyond(part, limit).empty),
+        micro_batches=micro_batches or {}, rates_differ=rates_differ,
+    )  # fmt: skip
 
 
-def _pattern(group: Frame, total: int) -> str:
-    errors, size = group["rel_err"].to_numpy(dtype=float), int(group["world_size"].iloc[0])
-    tensors = "every tensor is" if len(group) == total else f"{len(group)} of {total} tensors are"
-    if len(group) == 1 and total > 1:
-        name = group["tensor"].iloc[0]
-        return f"only tensor {name} is off: look at that tensor's reduction (frozen when wrapped, unused, tied or not registered)"
-    if 2 * len(group) > total and errors.max() - errors.min() <= SAME * errors.max():  # tensors without a true gradient stay right
-        return f"{tensors} off by the same {errors.max():.4g}: look at the normalisation{_factor(float(errors.max()), size)}"
-    if len(group) < total:
-        return f"{tensors} off ({listed(sorted(group['tensor']))}): look at what only they take part in"
-    return "every tensor is off, each by its own amount: look at samples left out or repeated, and at how samples are weighed"
-
-
-def _factor(error: float, size: int) -> str:
-    """Name the scale that would give this error at this world size; |scale - 1| is all that a relative error carries."""
-    if size > 1 and abs(error - (1 - 1 / size)) < SAME:
-        return f" (as if divided by the world size {size} once more)"
-    if size > 1 and abs(error - (size - 1)) < SAME * size:
-        return f" (as if multiplied by the world size {size}, or summed where a mean was meant)"
-    return ""
-
-
-def _sizes(rows: Frame, failing: Frame) -> str:
-    measured, bad = sorted(set(rows["world_size"])), sorted(set(failing["world_size"]))
-    if len(bad) == len(measured):
-        return f"at every measured world size ({listed(bad)})"
-    return f"at world sizes {listed(bad)}, not at {listed(size for size in measured if size not in bad)}"
+def _tensors(rows: Frame) -> tuple[TensorError, ...]:
+    columns = ("tensor", "rel_err", "scale", "in_noise")
+    return tuple(
+        TensorError(str(name), float(error), float(scale), float(ratio))
+        for name, error, scale, ratio in zip(*(rows[column] for column in columns), strict=True)
+    )

@@ -43,11 +43,14 @@ CountThreshold = Annotated[Threshold[Count], BeforeValidator(_from_bare)]
 
 
 class EquivalencePolicy(_Section):
-    """gradient_equivalence: how many steps, and how far from the reference in units of the tensor's own float noise."""
+    """gradient_equivalence: how many steps and repeats, and how far from the reference in units of the tensor's own float noise."""
 
-    steps: CountThreshold  # optimizer updates of the exact leg
-    reference_steps: CountThreshold  # steps of the legs compared with the float64 reference
+    steps: CountThreshold  # optimizer updates of every leg
     noise_multiple: PositiveThreshold  # limit of rel_err / noise
+    slope_max: PositiveThreshold  # relative error between autograd's slopes and finite differences
+    norm_excess: PositiveThreshold  # how far the handed gradient's norm may be beyond the limit, as a share of it
+    soak_repeats: CountThreshold  # how many times each soak computes one gradient
+    evaluation_max: PositiveThreshold  # relative difference between an own evaluation's quality and a plain one's
 
 
 class RecoveryPolicy(_Section):

@@ -1,0 +1,193 @@
+"""Are the samples right: consumed ids of every step, their contents, what the ledger claims, and the order of epochs."""
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from validation.completeness import absent_columns, listed
+from validation.diagnosis_data import diagnose_samples
+from validation.diagnosis_kinds import KINDS
+from validation.equivalence_legs import LEGS, finished, place
+from validation.errors import EvidenceError
+from validation.ledger import LedgerDifference, compare_order
+from validation.records import CONSUMED_COLUMNS, EXPECTED_COLUMNS, LEDGER_COLUMNS, EquivalenceRecords, Frame, Leg
+from validation.verdict import Check, check
+
+MAIN = ("exact", "own")  # legs in the training precision, with everything on
+CONSUMING = (*MAIN, *(name for name, kind in LEGS.items() if kind.compared))  # legs whose steps consume what one process would
+UNKNOWN = -1  # id of a sample that a loss was computed of without anybody telling which it was
+ONE_PROCESS = "what one process alone consumes with the same seed"
+PERMUTATION = "data order is a function of seed, epoch and position alone"
+SHORTEST = 8  # samples of a second epoch from which on an equal order is no chance: 1 in 8! = 40,320
+
+
+def data_checks(records: EquivalenceRecords) -> list[Check]:
+    """All checks about samples, the first ones first: wrong samples explain most of what follows."""
+    if absent_columns(records.expected, EXPECTED_COLUMNS) or records.expected.empty:
+        return []
+    legs = {(leg.name, leg.world_size): (leg, consumed_of(leg, records.expected)) for leg in finished(records.legs, *CONSUMING)}
+    pairs = [(leg, consumed) for leg, consumed in legs.values() if consumed is not None]
+    main = [(leg, consumed) for leg, consumed in pairs if leg.name in MAIN]
+    return [
+        *_samples_check(pairs, records.expected), *_content_check(main, records.expected), *_claims_check(main),
+        *_order_check(records), *_epoch_check(records),
+    ]  # fmt: skip
+
+
+def consumed_of(leg: Leg, expected: Frame) -> Frame | None:
+    """A leg's samples; ids that nobody told are found by content, or else taken from the ledger's claims. None when nothing was kept."""
+    consumed = leg.consumed
+    if absent_columns(consumed, CONSUMED_COLUMNS) or consumed.empty:
+        return None
+    if is_told(leg, expected):
+        return _found_by_content(consumed, expected) if (consumed["sample_id"] == UNKNOWN).any() else consumed
+    if absent_columns(leg.ledger, LEDGER_COLUMNS) or leg.ledger.empty:
+        return None
+    return leg.ledger[["step", "sample_id"]].assign(rank=0, micro=0, content="", poisoned=False)
+
+
+def is_told(leg: Leg, expected: Frame) -> bool:
+    """Whether it can be told which samples the losses were computed of: by their ids, or by contents that were foretold."""
+    return not (leg.consumed["sample_id"] == UNKNOWN).any() or bool((expected["content"].fillna("") != "").any())
+
+
+def _found_by_content(consumed: Frame, expected: Frame) -> Frame:
+    """Fill in unknown ids: a sample of the same step with these bytes that is not taken yet, else one of any step."""
+    order = consumed.sort_values(["step", "rank", "micro", "content", "sample_id"]).reset_index(drop=True)
+    told = Counter(_rows(order[order["sample_id"] != UNKNOWN], "step", "sample_id"))
+    left: dict[tuple[int, str], list[int]] = {}
+    anywhere: dict[str, int] = {}
+    for step, sample, content in sorted(_rows(expected[expected["content"].fillna("") != ""], "step", "sample_id", "content")):
+        anywhere.setdefault(content, int(sample))
+        if told[step, sample]:
+            told[step, sample] -= 1
+        else:
+            left.setdefault((step, content), []).append(int(sample))
+    ids = []
+    for step, sample, content in _rows(order, "step", "sample_id", "content"):
+        here = left.get((step, content))
+        ids.append(int(sample) if sample != UNKNOWN else here.pop(0) if here else anywhere.get(content, UNKNOWN))
+    return order.assign(sample_id=np.array(ids, dtype=np.int64))
+
+
+def unknown_notes(records: EquivalenceRecords) -> list[str]:
+    """Legs whose samples could not be told."""
+    if absent_columns(records.expected, EXPECTED_COLUMNS):
+        return []
+    legs = [leg for leg in finished(records.legs, *MAIN) if not absent_columns(leg.consumed, CONSUMED_COLUMNS)]
+    lost = [place(leg) for leg in legs if not is_told(leg, records.expected)]
+    return (
+        [f"Which samples the losses were computed of could not be told in {listed(lost)}: the ledger's claims stand alone."] if lost else []
+    )
+
+
+def _rows(frame: Frame, *columns: str) -> Iterable[tuple[Any, ...]]:
+    return zip(*(frame[column] for column in columns), strict=True)
+
+
+def _surplus(found: Frame, expected: Frame, columns: list[str]) -> Frame:
+    """Rows with `more` = how often each combination was found beyond what was expected (negative: missing), where that is not 0."""
+    counted = pd.concat([found[columns].assign(more=1), expected[columns].assign(more=-1)], ignore_index=True)
+    total = counted.groupby(columns)["more"].sum().reset_index()
+    return total[total["more"] != 0].sort_values(columns)
+
+
+def _samples_check(legs: list[tuple[Leg, Frame]], expected: Frame) -> list[Check]:
+    wrong, first = 0, ("", "")
+    for leg, consumed in legs:
+        steps = sorted(set(_surplus(consumed, expected, ["step", "sample_id"])["step"]))
+        wrong += len(steps)
+        if steps and not first[0]:
+            first = (f"first in {place(leg, steps[0])}", _sampled(consumed, expected, steps[0]))
+    if not legs:
+        return []
+    return [check("steps with wrong samples", float(wrong), "==", 0, unit="", source=ONE_PROCESS, where=first[0], action=first[1])]
+
+
+def _sampled(consumed: Frame, expected: Frame, step: object) -> str:
+    there, wanted = consumed[consumed["step"] == step], expected[expected["step"] == step]
+    found = {int(rank): [int(v) for v in there[there["rank"] == rank]["sample_id"]] for rank in sorted(set(there["rank"]))}
+    elsewhere = frozenset(int(v) for v in expected[expected["step"] != step]["sample_id"])
+    return str(diagnose_samples(found, [int(v) for v in wanted["sample_id"]], elsewhere=elsewhere) or "")
+
+
+def _content_check(legs: list[tuple[Leg, Frame]], expected: Frame) -> list[Check]:
+    """Contents of right samples; a wrong sample is the check above's."""
+    foretold = expected[expected["content"].fillna("") != ""]
+    wrong, where = 0, ""
+    for leg, consumed in legs:
+        there = consumed.merge(foretold[["step", "sample_id"]].drop_duplicates(), on=["step", "sample_id"])
+        differ = _surplus(there, foretold, ["step", "sample_id", "content"])
+        differ = differ[differ["more"] > 0]
+        wrong += int(differ["more"].sum())
+        if len(differ) and not where:
+            row = differ.iloc[0]
+            ranks = there[(there["step"] == row["step"]) & (there["sample_id"] == row["sample_id"]) & (there["content"] == row["content"])]
+            where = f"first in {place(leg, row['step'], ranks['rank'].min())}: sample {row['sample_id']}"
+    if foretold.empty or not legs:
+        return []
+    action = f"the sample's id is right and its bytes are not: {KINDS['content'].next_step}" if wrong else ""
+    return [check("samples with other contents", float(wrong), "==", 0, unit="", source=ONE_PROCESS, where=where, action=action)]
+
+
+def _claims_check(legs: list[tuple[Leg, Frame]]) -> list[Check]:
+    wrong, where, held = 0, "", 0
+    for leg, consumed in legs:
+        if absent_columns(leg.ledger, LEDGER_COLUMNS) or leg.ledger.empty:
+            continue
+        held += 1
+        differ = _surplus(leg.ledger, consumed, ["step", "sample_id"])
+        wrong += differ["step"].nunique()
+        if len(differ) and not where:
+            row = differ.iloc[0]
+            what = "is claimed and no loss was computed of it" if row["more"] > 0 else "is not claimed, but a loss was computed of it"
+            where = f"first in {place(leg, row['step'])}: sample {row['sample_id']} {what}"
+    source = "the ledger is what a resume and an audit go by"
+    action = f"the ledger and the losses do not speak of the same samples: {KINDS['claims'].next_step}" if wrong else ""
+    name = "steps whose ledger is not what was consumed"
+    return [check(name, float(wrong), "==", 0, unit="", source=source, where=where, action=action)] if held else []
+
+
+# Order
+
+
+def compared(records: EquivalenceRecords) -> dict[int, LedgerDifference | str]:
+    """The exact leg's ledger of each world size against the permutation, or why it cannot be compared."""
+    found: dict[int, LedgerDifference | str] = {}
+    for leg in finished(records.legs, "exact"):
+        try:
+            found[leg.world_size] = "it is empty" if leg.ledger.empty else compare_order(leg.ledger, records.expected_order)
+        except EvidenceError as error:
+            found[leg.world_size] = str(error)
+    return found
+
+
+def _order_check(records: EquivalenceRecords) -> list[Check]:
+    found = {size: ledger for size, ledger in compared(records).items() if isinstance(ledger, LedgerDifference)}
+    if not found:
+        return []
+    wrong = [size for size, ledger in found.items() if ledger.wrong]
+    where = f"W={wrong[0]}, {found[wrong[0]]}" if wrong else ""
+    action = f"samples stand at other positions: {KINDS['order'].next_step}" if wrong else ""
+    total = float(sum(ledger.wrong for ledger in found.values()))
+    return [check("wrong ledger positions", total, "==", 0, unit="", source=PERMUTATION, where=where, action=action)]
+
+
+def _epoch_check(records: EquivalenceRecords) -> list[Check]:
+    """An own sampler's first two epochs, in the ledger of its smallest world size: a sample's second turn belongs to the second epoch."""
+    legs = [leg for leg in finished(records.legs, "own") if not absent_columns(leg.ledger, LEDGER_COLUMNS) and len(leg.ledger)]
+    if "sampler" not in records.brought or not legs:
+        return []
+    order = legs[0].ledger.sort_values(["step", "position", "lane"])
+    turn = order.groupby("sample_id").cumcount().to_numpy()
+    first, second = (order["sample_id"].to_numpy()[turn == number] for number in (0, 1))
+    if len(second) < SHORTEST or len(first) < len(second):
+        return []
+    is_same = bool(np.array_equal(first[: len(second)], second))
+    where = f"{place(legs[0])}: {len(second)} samples come again as they came" if is_same else ""
+    action = f"each epoch has the order of the first: {KINDS['epoch_order'].next_step}" if is_same else ""
+    source = "a new order in each epoch; a sampler that is meant to keep it excludes the condition epoch_border"
+    return [check("epochs in the same order", float(is_same), "==", 0, unit="", source=source, where=where, action=action)]
