@@ -33,10 +33,14 @@ class Probed(NamedTuple):
 
 
 def switch_off_dropout(model: nn.Module) -> None:
-    """Put every Dropout module to eval; its p stays as it is."""
-    for module in model.modules():
-        if isinstance(module, _DropoutNd):
-            module.eval()
+    """Put every module of torch's that drops out to eval, attention and recurrent ones too; p stays as it is, and so do modules inside."""
+    for module in _dropping(model):
+        module.training = False
+
+
+def _dropping(model: nn.Module) -> list[nn.Module]:
+    """The modules of torch's that drop out while training."""
+    return [module for module in model.modules() if isinstance(module, _DropoutNd | nn.MultiheadAttention | nn.RNNBase)]
 
 
 def check_modules(recipe: Recipe, model: nn.Module) -> None:
@@ -125,14 +129,13 @@ def is_coupled(recipe: Recipe, model: nn.Module, batch: Batch) -> bool:
     if size < 4:
         return False
     halves = [Batch(*(value[rows] for value in batch)) for rows in (slice(0, size // 2), slice(size // 2, size))]
-    asleep = [module for module in model.modules() if isinstance(module, _DropoutNd) and module.training]
-    for module in asleep:
-        module.eval()
+    asleep = [module for module in _dropping(model) if module.training]
+    switch_off_dropout(model)
     with torch.no_grad():
         once, again = (recipe.loss(model, batch)[0].item() for _ in range(2))
         parts = sum(recipe.loss(model, half)[0].item() for half in halves)
     for module in asleep:
-        module.train()
+        module.training = True
     return once == again and abs(once - parts) > DOUBLING_TOLERANCE * (abs(once) + 1e-6)
 
 
@@ -175,6 +178,12 @@ def _checked_sum(recipe: Recipe, value: object) -> Tensor:
             f"recipe {recipe.name}: loss gave the weight {weight.item():g} for a batch that is not empty. The mean over the global "
             "batch would be undefined. Return the sum of the samples' weights (their number when all count one)."
         )
+    if not math.isfinite(loss_sum.item()):
+        raise RecipeError(
+            f"recipe {recipe.name}: the loss sum of the first samples is {loss_sum.item()} before any update, and gradients would be, too. "
+            "Look for NaN or infinity in the inputs (missing values, a division by a spread of 0) and for log(0), sqrt(0) or exp of a "
+            "large number in `loss`."
+        )
     return loss_sum
 
 
@@ -193,6 +202,14 @@ def _gradients(recipe: Recipe, model: nn.Module, loss_sum: Tensor) -> tuple[Tens
         raise RecipeError(
             f"recipe {recipe.name}: the loss sum is not attached to the model's parameters, so nothing would be learned. "
             "Remove detach(), no_grad() or .item() from `loss`."
+        )
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    broken = [name for name, gradient in zip(names, gradients, strict=True) if gradient is not None and not gradient.isfinite().all()]
+    if broken:
+        raise RecipeError(
+            f"recipe {recipe.name}: the loss of the first samples is finite, but not the gradient of {len(broken)} parameters "
+            f"({', '.join(broken[:3])}). The first update would end the training. Look for a slope without bound in `loss` or the model: "
+            "sqrt or norm at 0 (add a small number inside), where(..., x / 0), a division by a spread of 0."
         )
     return gradients
 
@@ -234,13 +251,25 @@ def _check_streams(recipe: Recipe, model: nn.Module, batch: Batch, buffers: Mapp
         )
 
 
-def _check_repeatable(recipe: Recipe, model: nn.Module, batch: Batch) -> None:
-    """With Dropout modules off nothing may be random: two seeds must give one loss."""
+def is_random(recipe: Recipe, model: nn.Module, batch: Batch) -> bool:
+    """Whether two seeds give two losses."""
+    once, again = _two_seeds(recipe, model, batch)
+    return once != again
+
+
+def _two_seeds(recipe: Recipe, model: nn.Module, batch: Batch) -> list[float]:
+    """The loss sum under each of two seeds."""
     seen = []
     for seed in (1, 2):
-        torch.manual_seed(seed)
+        seed_streams(seed)
         with torch.no_grad():
             seen.append(recipe.loss(model, batch)[0].item())
+    return seen
+
+
+def _check_repeatable(recipe: Recipe, model: nn.Module, batch: Batch) -> None:
+    """With Dropout modules off nothing may be random: two seeds must give one loss."""
+    seen = _two_seeds(recipe, model, batch)
     if seen[0] != seen[1]:
         raise RecipeError(
             f"recipe {recipe.name}: the loss is still random with every nn.Dropout module off ({seen[0]:.9g}, {seen[1]:.9g}). It cannot be "

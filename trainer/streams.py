@@ -17,6 +17,7 @@ PERMUTATION = 1
 LANE = 2
 NOISE = 3
 SAMPLE = 4
+RAGGED = 5
 
 Words = npt.NDArray[np.uint64]
 

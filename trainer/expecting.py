@@ -1,0 +1,39 @@
+"""What a sample has to look like when it is consumed: its digest, where that can be foretold."""
+
+from trainer.audit import content_digests
+from trainer.dataset import fetch_keyed, seed_streams
+from trainer.problem import Part, Problem, load_problem
+from trainer.recipe import Recipe
+
+Contents = list[list[str]]  # of each step, by sample
+
+
+def contents_of(recipe: Recipe, problem: Problem, steps: int) -> Contents:
+    """Digests of the samples of a problem as runs consume them; all "" where data draws random numbers that no key decides.
+
+    Args: recipe, hardened as those runs are (dropout on); problem, of the same rows.
+    """
+    seen = _loaded(recipe, problem, steps) if "loader" in problem.brought else _fetched(recipe, problem)
+    first = seen[0]
+    return first if all(other == first for other in seen) else [[""] * len(samples.rows) for samples in problem.samples]
+
+
+def _fetched(recipe: Recipe, problem: Problem) -> list[Contents]:
+    """Fetched twice, the global streams standing elsewhere each time."""
+    data = recipe.data("train")
+    seen = []
+    for seed in (1, 2):
+        seed_streams(seed)
+        seen.append([content_digests(fetch_keyed(data, *samples)) for samples in problem.samples])
+    return seen
+
+
+def _loaded(recipe: Recipe, problem: Problem, steps: int) -> list[Contents]:
+    """As an own loader makes them: in the problem, and once more."""
+    seed_streams(1)
+    again = load_problem(recipe, steps)
+    return [[_of_parts(parts) for parts in which.parts] for which in (problem, again)]
+
+
+def _of_parts(parts: tuple[Part, ...]) -> list[str]:
+    return [content for part in parts for content in content_digests(part.batch)]

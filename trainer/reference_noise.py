@@ -1,0 +1,118 @@
+"""How far a tensor moves without any fault: its float noise, measured and not assumed.
+
+Eight variants of a training have every weight moved by one unit in the last place before each step, up or down at random, and eight have
+each batch re-ordered and cut into random micro-batches; the noise is the largest distance seen. float64 variants train on their own from
+the first step, so that noise that has grown in weights and moments is in it, and are compared with the reference's training. float32
+variants (in the recipe's autocast, where it has one) start at each step from the reference's weights, rounded, and are compared with
+float64 at these weights.
+
+Distances are relative to the tensor's own norm, or to the norm of all tensors for one without a true gradient (a bias in front of a
+LayerNorm): nothing is divided by zero, and its noise is small, not infinite. No noise is below half a unit in the last place: the result
+itself is rounded to that. An update is read off as the weights after a step minus those before, so it is rounded as the weights are.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from trainer.plain import Gradients, Moment, Setting, clip, mean_gradients, move, pieces, put, train, whole_norm
+from trainer.problem import Problem, fresh_model
+from trainer.streams import NOISE, hash64
+
+VARIANTS = 8  # of each kind
+ZERO = 1e-12  # a tensor whose share of the whole gradient's norm is below this has no gradient of its own, only rounding
+
+Noise = dict[tuple[str, int, str], float]  # (stage, step, tensor) -> relative Frobenius norm
+
+
+def noise_of(problem: Problem, setting: Setting, precision: str, moments: Sequence[Moment]) -> Noise:
+    """Float noise of every stage, step and tensor; stage "weight" only in float64.
+
+    Args: precision, "float32" | "float64"; moments, the reference's training under `setting`.
+    """
+    seen: dict[tuple[str, int, str], list[float]] = {}
+    for variant in (_float64 if precision == "float64" else _float32)(problem, setting, moments):
+        for (stage, step), found in variant.items():
+            for name, value in found.items():
+                seen.setdefault((stage, step, name), []).append(value)
+    half_ulp = torch.finfo(getattr(torch, precision)).eps / 2
+    floors = {(stage, step, name): _floor(moments[step], stage, name, half_ulp) for stage, step, name in seen}
+    # np.max hands NaN on, max() may lose it
+    return {place: float(np.max([*values, floors[place]])) for place, values in seen.items()}
+
+
+def distances(found: Mapping[str, Tensor], expected: Gradients, no_gradient: frozenset[str]) -> dict[str, float]:
+    """Relative Frobenius distance of each tensor; `no_gradient` names those measured by the norm of all."""
+    whole = whole_norm(expected)
+    result = {}
+    for name, value in expected.items():
+        scale = whole if name in no_gradient else float(value.norm())
+        error = float((found[name].double() - value).norm())
+        result[name] = error / scale if scale else (0.0 if error == 0.0 else math.inf)
+    return result
+
+
+def without_gradient(moment: Moment, stage: str) -> frozenset[str]:
+    """Tensors whose true gradient is zero, and for stage "weight" those whose update is."""
+    asked = [moment.reduced, moment.update] if stage == "weight" else [moment.reduced]
+    return frozenset(name for tensors in asked for name in _zeros(tensors))
+
+
+def _zeros(tensors: Mapping[str, Tensor]) -> Iterator[str]:
+    whole = whole_norm(tensors)
+    yield from (name for name, value in tensors.items() if float(value.norm()) <= ZERO * whole)
+
+
+def _float64(problem: Problem, setting: Setting, moments: Sequence[Moment]) -> Iterator[dict[tuple[str, int], dict[str, float]]]:
+    """Each variant's distances from the reference, by stage and step."""
+    nothing = {(stage, step): without_gradient(moment, stage) for step, moment in enumerate(moments) for stage in ("reduced", "weight")}
+    for moved, shuffled in _variants(problem):
+        found = {}
+        for step, moment in enumerate(train(problem, setting, moved=moved, shuffled=shuffled)):
+            right, none = moments[step], nothing["reduced", step]
+            found["reduced", step] = distances(moment.reduced, right.reduced, none)
+            found["clipped", step] = distances(moment.clipped, right.clipped, none)
+            found["weight", step] = distances(moment.update, right.update, nothing["weight", step])
+        yield found
+
+
+def _float32(problem: Problem, setting: Setting, moments: Sequence[Moment]) -> Iterator[dict[tuple[str, int], dict[str, float]]]:
+    """Each variant's distances from float64 at the same (rounded) weights, by stage and step."""
+    for step, moment in enumerate(moments):
+        rounded = {name: value.float() for name, value in moment.weights.items()}
+        right = gradients_at(problem, setting, rounded, step)
+        none = without_gradient(moment, "reduced")
+        for moved, shuffled in _variants(problem):
+            model = fresh_model(problem.recipe, torch.float32)
+            put(model, rounded)
+            if moved is not None:
+                move(model, moved)
+            reduced = mean_gradients(problem.recipe, model, pieces(problem, setting, step, shuffled))
+            found = {"reduced": reduced, "clipped": clip(reduced, setting)}
+            yield {(stage, step): distances(value, right[stage], none) for stage, value in found.items()}
+
+
+def gradients_at(problem: Problem, setting: Setting, weights: Mapping[str, Tensor], step: int) -> dict[str, Gradients]:
+    """float64 gradient of one step's whole batch at given weights, by stage: "reduced" and "clipped"."""
+    model = fresh_model(problem.recipe, torch.float64)
+    put(model, weights)
+    reduced = mean_gradients(problem.recipe, model, pieces(problem, setting, step))
+    return {"reduced": reduced, "clipped": clip(reduced, setting)}
+
+
+def _variants(problem: Problem) -> Iterator[tuple[torch.Generator | None, torch.Generator | None]]:
+    """(moved, shuffled): 8 of each kind, with a generator of its own."""
+    for number in range(2 * VARIANTS):
+        draw = torch.Generator().manual_seed(hash64(NOISE, problem.recipe.training.seed, number) >> 1)
+        yield (draw, None) if number < VARIANTS else (None, draw)
+
+
+def _floor(moment: Moment, stage: str, name: str, half_ulp: float) -> float:
+    """Half a unit in the last place of what is compared."""
+    if stage != "weight":
+        return half_ulp
+    scale = whole_norm(moment.update) if name in without_gradient(moment, stage) else float(moment.update[name].norm())
+    return max(half_ulp, half_ulp * float(moment.weights[name].norm()) / scale) if scale else half_ulp
