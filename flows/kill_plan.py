@@ -1,7 +1,8 @@
 """Where a run of kill_and_resume dies: seeded faults, each certain to be reached, each with what it is there to show. Pure.
 
 A run of `steps` updates makes a checkpoint after every `every` of them. A death in update s (0-based) leaves the newest checkpoint at or
-before s, since a save under way comes to its end first (trainer/faults.py); a death inside a save leaves that checkpoint or the one before.
+before s, since a save under way comes to its end first (trainer/faults.py). A death inside a save strikes the first checkpoint behind its update, and
+leaves that one or the one before.
 """
 
 import random
@@ -53,7 +54,7 @@ class Span:
         return [
             step for step in sorted(inside)
             if step + self.every in inside and self.epoch_inside(step) == self.epoch_inside(step + self.every)
-            and step + self.every + extra < self.last_saved
+            and step + self.every + extra < self.last_saved - 1
         ]  # fmt: skip
 
 
@@ -92,8 +93,8 @@ def plan_same_ranks(span: Span, *, seed: int, world_size: int, windowed: Sequenc
     draw = random.Random(f"{seed}: same ranks")
     extra = extra_kills(kills=kills, is_windowed=bool(windowed))
     pairs = span.pairs(extra)
-    first = draw.choice(pairs) if pairs else max(min(span.every, span.last_saved - extra - 2), 0)
-    second = min(first + span.every, max(span.last_saved - extra - 1, 0))
+    first = draw.choice(pairs) if pairs else max(min(span.every, span.last_saved - extra - 3), 0)
+    second = min(first + span.every, max(span.last_saved - extra - 2, 0))
     epoch = span.epoch_inside(first)
     plan = _Planner(draw, span, world_size)
     last = second + span.every - 1 if epoch is None else min(second + span.every - 1, int((epoch + 1) * span.epoch_steps) - 1)
@@ -108,7 +109,9 @@ def plan_same_ranks(span: Span, *, seed: int, world_size: int, windowed: Sequenc
     for number in range(extra):
         phase = plan.fresh(UNSAVING_PHASES)
         plan.strike(plan.next_step(left=extra - number - 1), phase, f"in another phase: {phase}")
-    plan.strike(draw.randint(plan.low, span.last_saved), draw.choice(SAVE_PHASES), "inside a save: half a checkpoint may not be trusted")
+    plan.strike(
+        draw.randint(plan.low, span.last_saved - 1), draw.choice(SAVE_PHASES), "inside a save: half a checkpoint may not be trusted"
+    )
     if windowed:
         step = draw.randint(plan.saved, span.steps - 1)
         plan.strike(step, WINDOW_PHASES[0], "inside an accumulation window: half a gradient is lost with it", ranks=windowed)
@@ -145,18 +148,18 @@ class _Planner:
     def step_in(self, low: int, high: int, *, left: int = 0) -> int:
         """A step in [low, high], not `low` if there is another: updates after the checkpoint are lost and made again."""
         low = max(low, self.low)
-        high = max(low, min(high, self.span.last_saved - 1 - left))
+        high = max(low, min(high, self.span.last_saved - 2 - left))
         return self.draw.randint(min(low + 1, high), high)
 
     def next_step(self, *, left: int) -> int:
         """A step after the last death's that leaves room for `left` more before the last checkpoint."""
-        high = max(self.low, self.span.last_saved - 1 - left)
+        high = max(self.low, self.span.last_saved - 2 - left)
         return self.draw.randint(self.low, self.low + (high - self.low) // (left + 1))
 
     @property
     def saved(self) -> int:
         """The checkpoint that the last death, inside a save, may have left whole."""
-        return -(-self.made[-1].fault.step // self.span.every) * self.span.every
+        return (self.made[-1].fault.step // self.span.every + 1) * self.span.every
 
     def fresh(self, phases: Sequence[str]) -> str:
         """A phase that no death was planned in, if there is one."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from validation.diagnosis_kinds import KINDS
+from validation.diagnosis_kinds import KINDS, Diagnosis
 from validation.diagnosis_state import diagnose_state
 from validation.errors import EvidenceError
 from validation.ledger import compare_ledgers
@@ -49,7 +49,7 @@ def _left_by(given: dict[str, str], saved: list[int], newest: int) -> int:
     if given["phase"] == "load":
         return newest
     if given["phase"] in SAVE_PHASES:
-        struck = min((one for one in saved if one >= step), default=step)
+        struck = min((one for one in saved if one > step), default=step)
         return max((one for one in saved if one < struck), default=0)
     return max((one for one in saved if one <= step), default=0)
 
@@ -80,22 +80,31 @@ def _lost(difference: StateDifference) -> tuple[str, str]:
 def _drift(number: int, run: RecoveryRun, twin: RecoveryRun, at_loads: list[StateDifference], is_lost: bool) -> Iterator[Check]:
     """Where a run first parts from its twin, for reasons that are no loss at a load."""
     found = twin_differences(run.states, twin.states, only="" if run.same_bits else RATE)
-    apart = [difference for difference in found if difference.names]
+    apart = [difference for difference in found if difference.lost]
     where, action = f"run {number}", ""
     if apart:
         first = apart[0]
-        named = diagnose_state(first.expected, first.found, when="later")
-        before = [load for load in at_loads if load.attempt <= first.attempt]
-        told = [name for load in before for name in load.names if name not in load.lost]
-        since = f"what was loaded at step {before[-1].step} was what was saved" if before and not is_lost else ""
-        since = since if not told else f"of what was loaded at step {before[-1].step} only {told[0]} differed from what was saved"
-        since = since or ("nobody had been killed: the run is not the same twice" if first.attempt == 0 else "it follows from the loss")
+        since, named = _since(first, [load for load in at_loads if load.attempt <= first.attempt], is_lost=is_lost)
         where += f", {first.words} differ from the twin's; {since}"
         action = named.next_step if named else ""
     what = "states" if run.same_bits else "learning rates"
     yield check(
         f"difference from the twin: {what}", float(len(apart)), "==", 0, unit="saved states", source=TWIN, where=where, action=action
     )  # fmt: skip
+
+
+def _since(first: StateDifference, before: list[StateDifference], *, is_lost: bool) -> tuple[str, Diagnosis | None]:
+    """What a first difference from the twin comes after, and what it most likely is. Args: before, the loads before it."""
+    told = next((load for load in before if load.names and not load.lost), None)
+    later = diagnose_state(first.expected, first.found, when="later")
+    if not before:
+        return "nobody had been killed: the run is not the same twice", later
+    if is_lost:
+        return "it follows from the loss", later
+    if told is None:
+        return f"what was loaded at step {before[-1].step} was what was saved", later
+    words = f"of what was loaded at step {told.step} only {told.names[0]} differed from what was saved, on rank {told.ranks[0]}"
+    return words, diagnose_state(told.expected, told.found, when="loaded")
 
 
 def _final(number: int, run: RecoveryRun, twin: RecoveryRun) -> Iterator[Check]:

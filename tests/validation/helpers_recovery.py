@@ -22,7 +22,7 @@ from validation.records import (
 MACHINE = Machine(device="cpu", devices=2, memory_gib=8.0, system="Linux x86_64", python="3.11", torch="2.13")
 BACKWARD = "kill:rank=1,step=7,phase=backward,attempt=0"
 COLLECTIVE = "kill:rank=0,step=20,phase=collective,attempt=1"
-SEAL = "kill:rank=0,step=25,phase=seal,attempt=2"
+SEAL = "kill:rank=0,step=24,phase=seal,attempt=2"
 WINDOW = "kill:rank=1,step=31,phase=accumulation,attempt=3"
 PLAN = {
     BACKWARD: "in the middle of epoch 1", COLLECTIVE: "again in epoch 1", SEAL: "inside a save", WINDOW: "inside an accumulation window",

@@ -139,10 +139,10 @@ def test_a_stream_that_came_back_otherwise_is_told_with_the_drift() -> None:
 
 @pytest.mark.parametrize("name", ["stream/torch", "plain/position"])
 def test_a_stream_or_position_alone_is_no_loss(name: str) -> None:
-    """Where all that follows is the twin's, a sampler that counts otherwise or a stream that is started anew lost nothing."""
+    """Where all else is the twin's, a sampler that counts otherwise since a load or a stream that is started anew lost nothing."""
 
-    def change(_attempt: int, moment: str, _step: int, part: str, digest: str) -> str:
-        return sha("anew") if moment == "loaded" and part == name else digest
+    def change(attempt: int, moment: str, _step: int, part: str, digest: str) -> str:
+        return sha("anew", moment) if attempt and part == name else digest
 
     assert Outcome.PASS is judged(change, end="state").outcome
 
