@@ -27,7 +27,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from validation.errors import ReleaseError
+from validation.errors import RankError, ReleaseError
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -171,7 +171,16 @@ class Hooks:
             nn.utils.clip_grad_norm_(step.parameters, step.clip_norm)
 
     def update(self, step: Step) -> None:
-        """Step the optimizer and the schedule."""
+        """Step the optimizer and the schedule. Default: only with finite gradients; the run stops at any other."""
+        from trainer.parallel import local
+
+        whole = [local(parameter.grad).isfinite().all() for parameter in step.parameters if parameter.grad is not None]
+        if whole and not bool(torch.stack(whole).all()):
+            raise RankError(
+                f"rank {step.world.rank}, step {step.number}: the gradient handed to the optimizer is not finite. The update was not made, "
+                "the last sealed checkpoint is untouched. Look at the samples of this step in the ledger, then lower the learning rate, "
+                "clip gradients or mend the loss; to skip such steps instead, on all ranks alike, bring hooks.update."
+            )
         step.optimizer.step()
         if step.schedule is not None:
             step.schedule.step()

@@ -1,7 +1,7 @@
 """One update the team's own way: their hooks in the trainer's place, with the marks, faults and records of trainer/loop.py around them.
 
-Nothing that a hook leaves behind is mended or judged here: a gradient that is missing, not finite or of one rank alone goes to the
-optimizer as it is. The gates read what came of it.
+Nothing that a hook leaves behind is mended or judged here: a gradient that is missing or of one rank alone goes to the optimizer as it
+is (the default `update` stops at one that is not finite). The gates read what came of it.
 """
 
 from contextlib import AbstractContextManager, nullcontext

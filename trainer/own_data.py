@@ -4,6 +4,7 @@ N = samples of the split, B = samples of a micro-batch, n = samples of one rank'
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -187,6 +188,7 @@ class OwnData:
         self.has_own_order = bool({"sampler", "loader"} & set(brought(getattr(recipe, "hooks", None))))
         self.repeats = False  # a planted defect: the next step's samples are given twice
         self._again: StepData | None = None
+        self._held: list[StepData] | None = None  # of a step that is made several times; None: no step is
 
     @property
     def sampler(self) -> Sampler | None:
@@ -197,21 +199,41 @@ class OwnData:
         """The next step's samples of this rank; None when the data is used up. Raises RecipeError for what cannot be trained on."""
         if not self.has_own_order:
             return self._in_order(step, position, reduction)
-        found, self._again = self._again or self._source.step_data(step, position), None
+        found = self._next(step, position)
         if found is None:
             return None
-        if self.repeats:
-            self._again, self.repeats = found, False
         batches = tuple(Batch(*(cast_input(value, self._device, double=self._double) for value in batch)) for batch in found.batches)
         return Taken(tuple(found.rows), batches, self._ledger(step, found.rows))
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Inside, the first step that is asked for is asked for again and again, and taken once."""
+        self._held = []
+        try:
+            yield
+        finally:
+            self._held = None
 
     def put_back(self, state: dict[str, Any] | None) -> None:
         """Go on from a state of the sampler, None when there is none; the loader starts anew."""
         if state is not None and self.sampler is not None:
+            # anew after every repeat of a held step, too: the sampler then stands where the step begins
             with naming("sampler", self._world):
                 self.sampler.load_state_dict(state)
         self._again = None
         self._source.restart()
+
+    def _next(self, step: int, position: int) -> StepData | None:
+        if self._held:
+            rows, batches = self._held[0]
+            return StepData(rows, [Batch(*(part.clone() for part in batch)) for batch in batches])  # a loss may write in it
+        found, self._again = self._again or self._source.step_data(step, position), None
+        if found is not None and self._held is not None:
+            self._held.append(found)
+            return self._next(step, position)
+        if found is not None and self.repeats:
+            self._again, self.repeats = found, False
+        return found
 
     def _in_order(self, step: int, position: int, reduction: Reduction) -> Taken | None:
         batch = self._order.span(position)

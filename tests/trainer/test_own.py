@@ -17,7 +17,7 @@ from tiny_recipe import JUDGE
 from torch import Tensor, nn
 
 from trainer import runlog
-from trainer.config import STEP_PHASES, WINDOW_PHASES, Fault
+from trainer.config import STEP_PHASES, WINDOW_PHASES, Fault, Poison
 from trainer.describe import describe
 from trainer.hooks import Hooks, brought
 from trainer.own import _offset, check_held
@@ -119,6 +119,17 @@ def test_hook_that_raises_is_named(tmp_path: Path) -> None:
     assert "ValueError: no such norm" in done.errors[1]
     assert "raised in the recipe's own hooks.clip on rank 1, at step 2" in done.errors[1]
     assert "hooks." not in done.errors.get(0, "")
+
+
+@pytest.mark.parametrize("name", ["clipper", "fsdp"])
+def test_infinite_loss_stops_all_ranks(name: str, tmp_path: Path) -> None:
+    """The default update makes no step with a gradient that is not finite, whichever rank it comes from."""
+    poison = Poison(kind="overflow", rank=1, step=2)
+    done = run_attempt(tiny_job(tmp_path, recipe=f"own_recipes:{name}", world_size=2, poison=poison, stall_s=5.0))
+
+    assert all("step 2: the gradient handed to the optimizer is not finite" in text for text in done.errors.values()), done.errors
+    assert len(done.errors) == 2
+    assert [item["step"] for item in done.said("step") if item["rank"] == 0] == [1, 2]
 
 
 @pytest.mark.parametrize(
