@@ -21,6 +21,7 @@ from validation.errors import RecipeError
 
 REPEAT_TOLERANCE = 1e-5  # kernels that add in another order each time (atomics on GPUs) stay far below
 DOUBLING_TOLERANCE = 1e-3  # float32 sums of a few hundred samples agree to 1e-5; a mean is off by a factor of two
+HALVES_TOLERANCE = 1e-6  # float64 sums agree to 1e-14; BatchNorm may move an untrained model's loss by less than a thousandth
 
 
 class Probed(NamedTuple):
@@ -134,9 +135,10 @@ def is_coupled(recipe: Recipe, model: nn.Module, batch: Batch) -> bool:
     with torch.no_grad():
         once, again = (recipe.loss(model, batch)[0].item() for _ in range(2))
         parts = sum(recipe.loss(model, half)[0].item() for half in halves)
+    in_double = all(parameter.dtype == torch.float64 for parameter in model.parameters())
     for module in asleep:
         module.training = True
-    return once == again and abs(once - parts) > DOUBLING_TOLERANCE * (abs(once) + 1e-6)
+    return once == again and abs(once - parts) > (HALVES_TOLERANCE if in_double else DOUBLING_TOLERANCE) * (abs(once) + 1e-6)
 
 
 def check_same_data(recipe: Recipe, world: World, device: torch.device, seen: Sequence[Any]) -> None:

@@ -25,6 +25,7 @@ LARGEST_BATCH = 250  # samples of a global batch: uneven cuts show as well on fe
 LARGEST_JUDGED = 250
 PROBED = 64  # samples that the loss is asked of
 LAST_BATCH = 0.7  # of a global batch: the window ends with a smaller one
+MORE_EPOCHS = 4  # that are tried beyond the window, so that the very last batch is large enough for BatchNorm
 OWN_TAIL = 0.4  # of a global batch: what an own sampler has left at the end of an epoch
 
 Held = tuple[bool, str]
@@ -141,8 +142,12 @@ def choose_sizes(plan: Training, facts: Facts, accumulation: int, steps: int, ex
         return Sizes(batch=batch, samples=samples, epochs=_epochs(plan, facts, samples, batch, steps))
     wanted = round(share * batch)
     near = sorted(range(max(1, wanted // 2), min(facts.rows, 2 * wanted) + 1), key=lambda samples: (abs(samples - wanted), samples))
-    fits = (samples for samples in near if _fits(plan, facts, samples, batch, steps, least))
-    samples = next(fits, min(wanted, facts.rows))
+    for samples in (samples for samples in near if _is_uneven_data(facts, samples) and _has_border(facts, samples, batch, steps)):
+        first = _epochs(plan, facts, samples, batch, steps)
+        for epochs in range(first, first + MORE_EPOCHS):
+            if _ends_well(plan, facts, samples * epochs % batch, least):
+                return Sizes(batch=batch, samples=samples, epochs=epochs)
+    samples = min(wanted, facts.rows)
     return Sizes(batch=batch, samples=samples, epochs=_epochs(plan, facts, samples, batch, steps))
 
 
@@ -161,10 +166,12 @@ def _epochs(plan: Training, facts: Facts, samples: int, batch: int, steps: int) 
     return max(2, (steps - 1) * batch // samples + 1 if plan.tail == "keep" else math.ceil(steps * batch / samples))
 
 
-def _fits(plan: Training, facts: Facts, samples: int, batch: int, steps: int, least: int) -> bool:
-    if not all(samples % size for size in facts.world_sizes if size > 1) or not _has_border(facts, samples, batch, steps):
-        return False
-    last = samples * _epochs(plan, facts, samples, batch, steps) % batch
+def _is_uneven_data(facts: Facts, samples: int) -> bool:
+    return all(samples % size for size in facts.world_sizes if size > 1)
+
+
+def _ends_well(plan: Training, facts: Facts, last: int, least: int) -> bool:
+    """Whether the run's last batch, of `last` samples where it is smaller, still has two coupled samples in every micro-batch."""
     return facts.has_own_order or plan.tail == "drop" or not facts.coupled or last == 0 or last >= least
 
 
@@ -208,8 +215,9 @@ def _weights_held(facts: Facts) -> Held:
 def _batches_held(plan: Training, facts: Facts, sizes: Sizes) -> Held:
     ranks = ", ".join(map(str, facts.world_sizes))
     if facts.has_own_order:
-        held = all(sizes.samples % size for size in facts.world_sizes if size > 1)
-        return held, f"{sizes.samples} samples do not divide by {ranks} ranks; the own sampler's batches of {sizes.batch} have to"
+        return _is_uneven_data(
+            facts, sizes.samples
+        ), f"{sizes.samples} samples do not divide by {ranks} ranks; the own sampler's batches of {sizes.batch} have to"
     held = _is_uneven(sizes.batch, plan, facts)
     return held, f"batches of {sizes.batch} samples on {ranks} ranks, {plan.lanes} lanes" + ("" if held else ": they divide")
 

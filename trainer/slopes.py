@@ -23,7 +23,7 @@ GOOD = 1e-7  # agreement at which no other width is tried
 FLOOR = 1e-9  # slopes below this share of the whole gradient's norm are zero: rounding of the loss alone looks like that
 SMALL_SHARE = 0.5  # a direction is drawn anew while its slope is below this share of what random directions have in the mean square
 DRAWS = 16
-TINY, ROUNDING = 1e-9, 1e-12  # a loss in float64 has no curvature over TINY; if it jumps by more than ROUNDING it is computed in less
+TINY, ROUNDING = 1e-9, 1e-10  # a loss in float64 has no curvature over TINY; if it jumps by more than ROUNDING it is computed in less
 
 Direction = dict[str, Tensor]
 

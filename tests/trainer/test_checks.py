@@ -4,14 +4,26 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from tiny_recipe import FEATURES, TinyRecipe, adamw, recipe, weighted_loss
+from tiny_recipe import FEATURES, TinyData, TinyRecipe, adamw, recipe, small_net, weighted_loss
 from torch import Tensor, nn
 
-from trainer.checks import Probed, check_coupled, check_loss, check_model, check_modules, check_stepping, switch_off_dropout
+from trainer.checks import (
+    Probed,
+    check_coupled,
+    check_loss,
+    check_model,
+    check_modules,
+    check_stepping,
+    is_coupled,
+    is_random,
+    switch_off_dropout,
+)
 from trainer.recipe import Batch
-from validation.errors import RecipeError
+from trainer.sample_ids import check_ids
+from validation.errors import DataError, RecipeError
 
 
 def batch(rows: int = 20) -> Batch:
@@ -238,3 +250,112 @@ def test_dropout_modules_are_switched_off_with_their_p_kept() -> None:
 
     assert [module.training for module in model] == [True, True, True, False, True]
     assert model[3].p == 0.2
+
+
+def not_a_number(model: nn.Module, given: Batch) -> tuple[Tensor, Tensor]:
+    loss_sum, weight = weighted_loss(model, given)
+    return loss_sum * torch.nan, weight
+
+
+def infinite(model: nn.Module, given: Batch) -> tuple[Tensor, Tensor]:
+    loss_sum, weight = weighted_loss(model, given)
+    return loss_sum - torch.log(loss_sum.detach() * 0), weight
+
+
+def steep(model: nn.Module, given: Batch) -> tuple[Tensor, Tensor]:
+    loss_sum, weight = weighted_loss(model, given)
+    return loss_sum + (model(given.inputs) * 0).square().sum().sqrt(), weight
+
+
+@pytest.mark.parametrize(
+    ("loss", "advice"),
+    [
+        (not_a_number, r"loss sum of the first samples is nan.*missing values"), (infinite, r"first samples is inf.*log\(0\)"),
+        (steep, r"not the gradient of 6 parameters \(0.weight.*sqrt or norm at 0"),
+    ],
+    ids=["not a number", "infinite", "a slope without bound"],
+)  # fmt: skip
+def test_numbers_that_are_none_are_refused(loss: Callable[[nn.Module, Batch], Any], advice: str) -> None:
+    """A loss or gradient that is not finite before any update is told beforehand, with where such numbers come from."""
+    with pytest.raises(RecipeError, match=advice):
+        ask(replace(recipe, make_loss=loss))
+
+
+def test_missing_value_in_the_data_is_refused() -> None:
+    """A NaN in an input, the usual reason for a loss that is none, is refused with what to look for."""
+    given = batch()
+    given.inputs[3, 2] = torch.nan
+    with pytest.raises(RecipeError, match="missing values"):
+        check_loss(recipe, recipe.model(), given, dropout=True)
+
+
+class Attentive(nn.Module):
+    """Attention and a recurrent layer, which drop out inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(FEATURES, 1, dropout=0.5, batch_first=True)
+        self.recurrent = nn.GRU(FEATURES, 5, num_layers=2, dropout=0.5, batch_first=True)
+        self.last = nn.Linear(5, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        seen = inputs.unsqueeze(1)
+        result: Tensor = self.last(self.recurrent(self.attention(seen, seen, seen)[0])[0][:, 0])
+        return result
+
+
+def test_dropout_inside_torchs_own_layers_is_switched_off() -> None:
+    """Attention and recurrent layers drop out without a Dropout module: they, too, can be compared with a reference."""
+    made = replace(recipe, make_model=Attentive)
+    model = made.model()
+
+    assert is_random(made, model, batch())
+    switch_off_dropout(model)
+    assert not is_random(made, model, batch())
+    ask(made, dropout=False)
+
+
+def test_batch_norm_that_hardly_moves_the_loss_is_seen_in_float64() -> None:
+    """Samples that see one another change an untrained model's loss by little; float64 tells it from rounding."""
+    model = with_batch_norm().double()
+    nn.init.constant_(model[2].weight, 1e-4)
+    given = Batch(*(value.double() for value in batch()))
+
+    assert is_coupled(recipe, model, given)
+    assert not is_coupled(recipe, small_net().double(), given)
+
+
+def refused(made: TinyData, advice: str, **more: int) -> None:
+    with pytest.raises(DataError, match=advice):
+        check_ids(recipe, "train", made, **more)
+
+
+def test_samples_that_cannot_be_told_apart_are_refused() -> None:
+    """Ids twice, too few, of another type or shape: each is named with what to give instead."""
+    for ids, advice in [
+        (np.array([1, 2, 3, 3, 5, 5]), r"2 sample ids of split 'train' stand for several \(3, 5\).*drop duplicate rows"),
+        (np.arange(5), "6 samples and 5 ids.*filter both alike"),
+        (np.arange(6).astype(float), "an array of float64, shape .6,.*numpy array of int64"),
+        (np.arange(6).reshape(6, 1), r"shape \(6, 1\)"),
+        (list(range(6)), "is a list.*numpy array"),
+        (np.array(["a", "b", "c", "d", "e", "f"]), "Samples are told apart by whole numbers"),
+    ]:
+        made = TinyData(6, 1)
+        made.sample_ids = ids  # type: ignore[assignment]
+        refused(made, advice)
+    check_ids(recipe, "train", TinyData(6, 1))
+    check_ids(recipe, "train", TinyData(0, 1))
+
+
+class Growing(TinyData):
+    """Finds out how many samples there are while it is asked."""
+
+    def __len__(self) -> int:
+        self.seen = getattr(self, "seen", 4) + 1
+        return self.seen
+
+
+def test_length_that_changes_is_refused() -> None:
+    """A length that differs between two questions, or from the one an epoch was made for, is told with the numbers."""
+    refused(Growing(6, 1), "changes: 5 and then 6.*Count and filter when data")
+    refused(TinyData(6, 1), "changes: 9 and then 6 and then 6", size=9)

@@ -70,3 +70,37 @@ def test_random_data_has_one_digest(name: str, tmp_path: Path) -> None:
     digests = {describe(f"loader_recipes:{name}", str(tmp_path)).data_sha256 for _ in range(2)}
 
     assert len(digests) == 1
+
+
+def test_sample_ids_twice_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two rows of one id, in either split, are refused before anything of a release exists."""
+    load = type(recipe).data
+
+    def doubled(self: object, split: str) -> SplitData:
+        data = load(self, split)
+        if split == "judge":
+            data.sample_ids[1] = data.sample_ids[0]
+        return data
+
+    with pytest.raises(DataError, match=r"1 sample ids of split 'judge' stand for several \(1000\)"):
+        digest_with(monkeypatch, tmp_path, "recipe", doubled)
+
+
+def test_length_that_a_fetch_changes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Samples that are left out while they are fetched make another length afterwards: refused."""
+    load = type(recipe).data
+
+    def shrinking(self: object, split: str) -> SplitData:
+        data = load(self, split)
+        fetch = data.batch
+
+        def batch(rows: object) -> object:
+            found = fetch(rows)
+            data.inputs = data.inputs[:-1]
+            return found
+
+        data.batch = batch
+        return data
+
+    with pytest.raises(DataError, match="length of split 'train' changes: 203 and then 202"):
+        digest_with(monkeypatch, tmp_path, "recipe", shrinking)
