@@ -8,7 +8,7 @@ import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -34,6 +34,10 @@ class Setting:
     limit: float | None  # of the global gradient norm
     slack: float = SLACK  # clipping scales by limit / (norm + slack)
     poisoned: frozenset[tuple[int, int]] = frozenset()  # (step, sample id) whose loss counts SPIKE times
+
+    def until(self, step: int) -> "Setting":
+        """The same as far as it matters up to and with a step: settings that differ later alone are equal."""
+        return replace(self, poisoned=frozenset(pair for pair in self.poisoned if pair[0] <= step))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,10 +123,11 @@ def pieces(problem: Problem, setting: Setting, step: int, shuffled: torch.Genera
 
 
 def put(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Copy weights into a model."""
+    """Copy weights, and buffers that are named, into a model."""
     with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter.copy_(weights[name])
+        for name, value in (*model.named_parameters(), *model.named_buffers()):
+            if name in weights:
+                value.copy_(weights[name])
 
 
 def move(model: nn.Module, draw: torch.Generator) -> None:

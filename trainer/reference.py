@@ -24,7 +24,7 @@ from trainer.hardening import hardened
 from trainer.plain import SLACK, Gradients, Moment, Setting, train, whole_norm
 from trainer.problem import Problem, load_problem
 from trainer.recipe import load_recipe
-from trainer.reference_noise import Noise, distances, gradients_at, noise_of, without_gradient
+from trainer.reference_noise import Noise, distances, float32_noise, float64_noise, gradients_at, without_gradient
 from trainer.slopes import no_slopes, slopes
 from trainer.state import tensor_sha256
 from validation.errors import EvidenceError
@@ -100,7 +100,8 @@ class _Bench:
 
     problem: Problem
     _moments: dict[Setting, list[Moment]] = field(default_factory=dict)
-    _noise: dict[tuple[Setting, str], Noise] = field(default_factory=dict)
+    _float64: dict[Setting, Noise] = field(default_factory=dict)
+    _float32: dict[tuple[Setting, int], Noise] = field(default_factory=dict)
     _at: dict[tuple[Setting, int, str], dict[str, Gradients]] = field(
         default_factory=dict
     )  # runs of the exact reduction share their weights
@@ -111,8 +112,8 @@ class _Bench:
         poisoned, end = (frozenset(), steps) if run.poison is None else _poisoned(run, steps)
         kept = _kept(run.folder, self._training(Setting(limit=self.problem.recipe.training.clip_norm)), end)
         setting = self._setting(run, kept, poisoned)
-        moments, noise = self._training(setting), self._noise_of(setting, run.precision)
-        for step, moment in enumerate(moments[:end]):
+        for step, moment in enumerate(self._training(setting)[:end]):
+            noise = self._noise(setting, run.precision, step)
             for stage, expected in self._expected(run, setting, kept, step, moment).items():
                 found = _found(kept, step, stage, expected)
                 for name, error, scale in _compared(found, expected, without_gradient(moment, stage)):
@@ -133,10 +134,16 @@ class _Bench:
             self._moments[setting] = list(train(self.problem, setting))
         return self._moments[setting]
 
-    def _noise_of(self, setting: Setting, precision: str) -> Noise:
-        if (setting, precision) not in self._noise:
-            self._noise[setting, precision] = noise_of(self.problem, setting, precision, self._training(setting))
-        return self._noise[setting, precision]
+    def _noise(self, setting: Setting, precision: str, step: int) -> Noise:
+        """Noise of at least this step."""
+        if precision == "float64":
+            if setting not in self._float64:
+                self._float64[setting] = float64_noise(self.problem, setting, self._training(setting))
+            return self._float64[setting]
+        key = setting.until(step), step
+        if key not in self._float32:
+            self._float32[key] = float32_noise(self.problem, setting, self._training(setting), step)
+        return self._float32[key]
 
     def _expected(
         self, run: _Run, setting: Setting, kept: Mapping[str, Tensor], step: int, moment: Moment
@@ -145,7 +152,7 @@ class _Bench:
         right = {"reduced": moment.reduced, "clipped": moment.clipped, "weight": moment.update}
         if run.precision != "float64":
             weights = {name: kept[f"step{step}/weights/{name}"] for name in moment.weights}
-            key = setting, step, "".join(tensor_sha256(value) for value in weights.values())
+            key = setting.until(step), step, "".join(tensor_sha256(value) for value in weights.values())
             if key not in self._at:
                 self._at[key] = gradients_at(self.problem, setting, weights, step)
             right = self._at[key]

@@ -12,7 +12,7 @@ itself is rounded to that. An update is read off as the weights after a step min
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -26,19 +26,26 @@ VARIANTS = 8  # of each kind
 ZERO = 1e-12  # a tensor whose share of the whole gradient's norm is below this has no gradient of its own, only rounding
 
 Noise = dict[tuple[str, int, str], float]  # (stage, step, tensor) -> relative Frobenius norm
+Variant = dict[tuple[str, int], dict[str, float]]  # (stage, step) -> tensor -> distance of one variant
 
 
-def noise_of(problem: Problem, setting: Setting, precision: str, moments: Sequence[Moment]) -> Noise:
-    """Float noise of every stage, step and tensor; stage "weight" only in float64.
+def float64_noise(problem: Problem, setting: Setting, moments: Sequence[Moment]) -> Noise:
+    """Noise of every stage, step and tensor. Args: moments, the reference's training under `setting`."""
+    return _largest(_float64(problem, setting, moments), moments, torch.float64)
 
-    Args: precision, "float32" | "float64"; moments, the reference's training under `setting`.
-    """
+
+def float32_noise(problem: Problem, setting: Setting, moments: Sequence[Moment], step: int) -> Noise:
+    """Noise of one step's stages "reduced" and "clipped" and every tensor. Args: moments, the reference's training under `setting`."""
+    return _largest(_float32(problem, setting, moments[step], step), moments, torch.float32)
+
+
+def _largest(variants: Iterable[Variant], moments: Sequence[Moment], precision: torch.dtype) -> Noise:
     seen: dict[tuple[str, int, str], list[float]] = {}
-    for variant in (_float64 if precision == "float64" else _float32)(problem, setting, moments):
+    for variant in variants:
         for (stage, step), found in variant.items():
             for name, value in found.items():
                 seen.setdefault((stage, step, name), []).append(value)
-    half_ulp = torch.finfo(getattr(torch, precision)).eps / 2
+    half_ulp = torch.finfo(precision).eps / 2
     floors = {(stage, step, name): _floor(moments[step], stage, name, half_ulp) for stage, step, name in seen}
     # np.max hands NaN on, max() may lose it
     return {place: float(np.max([*values, floors[place]])) for place, values in seen.items()}
@@ -66,8 +73,8 @@ def _zeros(tensors: Mapping[str, Tensor]) -> Iterator[str]:
     yield from (name for name, value in tensors.items() if float(value.norm()) <= ZERO * whole)
 
 
-def _float64(problem: Problem, setting: Setting, moments: Sequence[Moment]) -> Iterator[dict[tuple[str, int], dict[str, float]]]:
-    """Each variant's distances from the reference, by stage and step."""
+def _float64(problem: Problem, setting: Setting, moments: Sequence[Moment]) -> Iterator[Variant]:
+    """Each variant's distances from the reference."""
     nothing = {(stage, step): without_gradient(moment, stage) for step, moment in enumerate(moments) for stage in ("reduced", "weight")}
     for moved, shuffled in _variants(problem):
         found = {}
@@ -79,20 +86,20 @@ def _float64(problem: Problem, setting: Setting, moments: Sequence[Moment]) -> I
         yield found
 
 
-def _float32(problem: Problem, setting: Setting, moments: Sequence[Moment]) -> Iterator[dict[tuple[str, int], dict[str, float]]]:
-    """Each variant's distances from float64 at the same (rounded) weights, by stage and step."""
-    for step, moment in enumerate(moments):
-        rounded = {name: value.float() for name, value in moment.weights.items()}
-        right = gradients_at(problem, setting, rounded, step)
-        none = without_gradient(moment, "reduced")
-        for moved, shuffled in _variants(problem):
-            model = fresh_model(problem.recipe, torch.float32)
-            put(model, rounded)
-            if moved is not None:
-                move(model, moved)
-            reduced = mean_gradients(problem.recipe, model, pieces(problem, setting, step, shuffled))
-            found = {"reduced": reduced, "clipped": clip(reduced, setting)}
-            yield {(stage, step): distances(value, right[stage], none) for stage, value in found.items()}
+def _float32(problem: Problem, setting: Setting, moment: Moment, step: int) -> Iterator[Variant]:
+    """Each variant's distances from float64 at the same (rounded) weights."""
+    rounded = {name: value.float() for name, value in moment.weights.items()}
+    right = gradients_at(problem, setting, rounded, step)
+    none = without_gradient(moment, "reduced")
+    model = fresh_model(problem.recipe, torch.float32)
+    buffers = {name: value.clone() for name, value in model.named_buffers()}
+    for moved, shuffled in _variants(problem):
+        put(model, rounded | buffers)
+        if moved is not None:
+            move(model, moved)
+        reduced = mean_gradients(problem.recipe, model, pieces(problem, setting, step, shuffled))
+        found = {"reduced": reduced, "clipped": clip(reduced, setting)}
+        yield {(stage, step): distances(value, right[stage], none) for stage, value in found.items()}
 
 
 def gradients_at(problem: Problem, setting: Setting, weights: Mapping[str, Tensor], step: int) -> dict[str, Gradients]:

@@ -3,6 +3,9 @@ reference, like a wrong backward formula in the team's own autograd function, sh
 
 A direction is drawn for each trainable tensor and one for all together. Central differences f(w + h d) - f(w - h d) over 2 h are taken at
 several widths h, and the best agreement counts: a wide h sees curvature, a narrow one rounding, and either may step over a kink (ReLU).
+
+Measured, largest relative error: flights 2.3e-8, bytes 1.7e-8, digits 8.5e-8 with nothing wrong; 7e-4 when a layer's backward formula is
+off by a factor of 1.001 in half of its features, 7e-3 at 1.01. A limit of 1e-4 is a thousand times above the one and below the other.
 """
 
 import math

@@ -24,7 +24,7 @@ from trainer.plain import Setting, train
 from trainer.problem import Problem, load_problem
 from trainer.recipe import Training, load_recipe
 from trainer.reference import expectations, gradient_errors
-from trainer.reference_noise import distances, noise_of
+from trainer.reference_noise import Noise, distances, float32_noise, float64_noise
 from trainer.world import World
 from validation.errors import EvidenceError
 from validation.records import EXPECTED_COLUMNS, GRADIENT_ERROR_COLUMNS
@@ -263,12 +263,19 @@ def test_a_step_that_nobody_made_is_not_compared(kind: Any, moved: float, tmp_pa
     assert set(gradient_errors(path, HARD, [run], STEPS)["step"]) == {0}
 
 
+def noise_of(problem: Problem, setting: Setting, precision: str) -> Noise:
+    moments = list(train(problem, setting))
+    if precision == "float64":
+        return float64_noise(problem, setting, moments)
+    return {place: value for step in range(len(moments)) for place, value in float32_noise(problem, setting, moments, step).items()}
+
+
 @pytest.mark.parametrize("precision", ["float32", "float64"])
 def test_noise_is_that_of_the_precision(precision: str) -> None:
     """Noise is at least half a unit in the last place and not many; the last bias, whose terms cancel, is noisier than the rest."""
     problem = hard_problem(steps=2)[1]
     setting = Setting(limit=HARD.clip_norm)
-    noise = noise_of(problem, setting, precision, list(train(problem, setting)))
+    noise = noise_of(problem, setting, precision)
     table = pd.DataFrame([(*place, value) for place, value in noise.items()], columns=["stage", "step", "tensor", "noise"])
     in_eps = table[table["stage"] != "weight"].groupby("tensor")["noise"].max() / torch.finfo(getattr(torch, precision)).eps
 
@@ -282,7 +289,7 @@ def test_noise_of_an_update_is_that_of_the_weights() -> None:
     problem = hard_problem(steps=2)[1]
     setting = Setting(limit=HARD.clip_norm)
     moments = list(train(problem, setting))
-    noise = noise_of(problem, setting, "float64", moments)
+    noise = float64_noise(problem, setting, moments)
     weight, update = moments[1].weights["4.weight"], moments[1].update["4.weight"]
 
     assert noise["weight", 1, "4.weight"] >= torch.finfo(torch.float64).eps / 2 * float(weight.norm() / update.norm())
@@ -290,17 +297,18 @@ def test_noise_of_an_update_is_that_of_the_weights() -> None:
 
 
 def test_one_table_of_noise_serves_all_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that train under the same setting ask for one reference and one noise table a precision."""
+    """Runs under one setting ask for one noise table a precision; a spike asks anew from its own step on alone."""
     path, problem = hard_problem()
-    asked: list[str] = []
-    measure = reference.noise_of
-    monkeypatch.setattr(reference, "noise_of", lambda *given: asked.append(given[2]) or measure(*given))
-    runs = [
-        written(tmp_path / f"{written.__name__}{n}", problem, Setting(limit=HARD.clip_norm)) for written in (leave, leave32) for n in (0, 1)
-    ]
-    gradient_errors(path, HARD, runs, STEPS)
+    pairs = poisoned(monkeypatch, problem, moved=1.0)
+    asked: list[Any] = []
+    for name in ("float64_noise", "float32_noise"):
+        measure = getattr(reference, name)
+        monkeypatch.setattr(reference, name, lambda *given, measure=measure: asked.append(given[3:]) or measure(*given))
+    plain, spiked = Setting(limit=HARD.clip_norm), Setting(limit=HARD.clip_norm, poisoned=pairs)
+    runs = [written(tmp_path / f"{written.__name__}{n}", problem, plain) for written in (leave, leave32) for n in (0, 1)]
+    gradient_errors(path, HARD, [*runs, leave32(tmp_path / "s", problem, spiked) | {"poison": Poison(kind="spike", rank=1, step=1)}], STEPS)
 
-    assert asked == ["float64", "float32"]
+    assert asked == [(), (0,), (1,), (2,), (3,), (1,), (2,), (3,)]
 
 
 def test_expectations_of_the_own_order(tmp_path: Path) -> None:
