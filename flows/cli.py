@@ -51,6 +51,13 @@ def _parser() -> argparse.ArgumentParser:
     gate.add_argument("--release", required=True, metavar="ID")
     gate.set_defaults(run=_gate)
 
+    check = commands.add_parser("check", help="hold gates on a recipe without a release: nothing is registered or served")
+    check.add_argument("recipe")
+    check.add_argument("--gate", action="append", default=[], help="gradient_equivalence or kill_and_resume (default: both)")
+    check.add_argument("--policy", type=Path, help="YAML file laid over the default policy")
+    check.add_argument("--world-sizes", default="", help="ranks to prove, e.g. 1,2,4 (default: the policy's)")
+    check.set_defaults(run=_check)
+
     show = commands.add_parser("show", help="what serves and the latest releases, or one release")
     show.add_argument("release_id", nargs="?", default="", metavar="ID")
     show.set_defaults(run=_show)
@@ -156,6 +163,25 @@ def _decided(state: Any, *, as_json: bool) -> int:
         raise ReleaseError(f"the flow ended as '{state.name}' without a decision. Run `seatrial show` to see how far it came.")
     _print_release(document, as_json=as_json)
     return EXIT_DONE if document["decision"] == "promoted" else EXIT_REFUSED
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    from flows.surroundings import make_ready
+
+    settings = make_ready()
+    from flows.checking import CHECKABLE, check_document
+    from infra.terminal import render_gates
+
+    gates = tuple(dict.fromkeys(arguments.gate)) or CHECKABLE
+    world_sizes = _numbers(arguments.world_sizes, "--world-sizes")
+    document = check_document(
+        arguments.recipe, gates, world_sizes, settings.home, policy_text=_text_of(arguments.policy), say=_people().print
+    )  # fmt: skip
+    if arguments.json:
+        _print_json(document)
+    else:
+        render_gates(document, _people())
+    return EXIT_DONE if all(gate["outcome"] == "pass" for gate in document["gates"]) else EXIT_REFUSED
 
 
 def _show(arguments: argparse.Namespace) -> int:

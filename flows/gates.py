@@ -9,9 +9,11 @@ import pandas as pd
 
 from flows import drills
 from flows.candidate import Candidate, contender_records
+from flows.equivalence_probe import probe_equivalence
 from flows.evidence import keep_gate_evidence, verdict_of
 from flows.plan import ReleasePlan
-from flows.probes import Bench, probe_equivalence, probe_recovery, probe_scaling
+from flows.probes import Bench, probe_scaling
+from flows.recovery_probe import probe_recovery
 from infra.journal import Journal
 from infra.report import GateLine
 from infra.store import ObjectStore

@@ -1,23 +1,18 @@
 """Probes make evidence: they run the trainer and return the records that one gate judges. One function a gate."""
 
-import random
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import pandas as pd
-
 from flows.plan import ReleasePlan
 from trainer import ranks, runlog
-from trainer.config import FAULT_PHASES, SAVE_PHASES, STEP_PHASES, Fault, TrainJob
+from trainer.config import Fault, TrainJob
 from trainer.world import Progress
 from validation.records import (
     PHASES,
-    EquivalenceRecords,
     Frame,
-    RecoveryRecords,
     RunRecord,
     ScalingPoint,
     ScalingRecords,
@@ -81,91 +76,6 @@ class _Told:
         if tenth > self._tenth and progress.steps >= 100 and tenth < 10:
             self._tenth = tenth
             self.say(f"{self.label}: {tenth}0% ({where})")
-
-
-def probe_equivalence(bench: Bench) -> EquivalenceRecords:
-    """The same steps at every world size (exact bits), and four kinds of runs beside the float64 reference."""
-    plan, policy = bench.plan, bench.plan.policy.gradient_equivalence
-    steps, kept = policy.steps.value, policy.reference_steps.value
-    widest = max(plan.world_sizes)
-    exact = {w: bench.run(f"exact-w{w}", world_size=w, steps=steps, keep_gradients=steps) for w in plan.world_sizes}
-    compared = {"steps": kept, "keep_gradients": kept, "dropout": False}
-    legs = [
-        *(("logic", *bench.run(f"logic-w{w}", world_size=w, precision="float64", **compared)) for w in plan.world_sizes),
-        ("training", *bench.run(f"training-w{widest}", world_size=widest, **compared)),
-        ("fast", *bench.run(f"fast-w{widest}", world_size=widest, reduction="fast", **compared)),
-        ("planted", *bench.run("planted", world_size=2, defect="divide_twice", **compared)),
-    ]
-    runs = [{"leg": leg, "world_size": run.world_size, "folder": str(folder), "precision": run.precision} for leg, run, folder in legs]
-    bench.say("float64 reference and float noise of every tensor")
-    errors: pd.DataFrame = ranks.call("trainer.reference:gradient_errors", plan.request.recipe, runs, kept, deadline_s=CALL_DEADLINE_S)
-    order: tuple[int, ...] = ranks.call("trainer.reference:expected_order", plan.request.recipe, steps, deadline_s=CALL_DEADLINE_S)
-    planted = errors["leg"] == "planted"
-    return EquivalenceRecords(
-        world_sizes=plan.world_sizes,
-        digests=pd.concat([runlog.load_digests(folder) for _, folder in exact.values()], ignore_index=True),
-        states={w: run.state_sha256_by_rank for w, (run, _) in exact.items()},
-        ledgers={w: runlog.load_ledger(folder) for w, (_, folder) in exact.items()},
-        expected_order=order,
-        samples=len(order),
-        errors=errors[~planted].reset_index(drop=True),
-        legs=("logic", "training", "fast"),
-        dropout_excluded=True,
-        planted_defect="the gradient divided by the world size twice (2 ranks)",
-        planted_errors=errors[planted].assign(leg="training").reset_index(drop=True),
-        worker_seconds=bench.worker_seconds,
-    )
-
-
-def probe_recovery(bench: Bench) -> RecoveryRecords:
-    """Kill ranks of one run at seeded moments, come back on the same and on fewer ranks; beside it the twin that nobody killed."""
-    plan, policy = bench.plan, bench.plan.policy.kill_and_resume
-    steps, widest = min(policy.steps.value, plan.facts.steps), max(plan.world_sizes)
-    every = max(1, steps // 5)
-    faults = kill_schedule(seed=plan.facts.training.seed, kills=policy.kills.value, every=every, steps=steps, world_size=widest)
-    resumed = tuple(widest if attempt % 2 else max(1, widest // 2) for attempt in range(1, len(faults)))
-    common: dict[str, object] = {"steps": steps, "checkpoint_every": every}
-    twin, twin_folder = bench.run("twin", world_size=widest, **common)
-    killed, killed_folder = bench.run(
-        "killed", world_size=widest, faults=faults, max_restarts=len(faults), resume_world_sizes=(widest, *resumed), **common
-    )
-    late = replace(faults[-1], rank=0, phase="backward", attempt=0)
-    planted, planted_folder = bench.run("planted", world_size=1, faults=(late,), max_restarts=1, defect="repeat_batch_on_resume", **common)
-    return RecoveryRecords(
-        twin=twin,
-        twin_ledger=runlog.load_ledger(twin_folder),
-        killed=(killed,),
-        killed_ledgers=(runlog.load_ledger(killed_folder),),
-        planned=(tuple(str(fault) for fault in faults),),
-        planted_defect="a resume that starts one batch too early, so that data is repeated",
-        planted=planted,
-        planted_ledger=runlog.load_ledger(planted_folder),
-        state_mib=runlog.checkpoint_bytes(twin_folder) / 2**20,
-    )
-
-
-def kill_schedule(*, seed: int, kills: int, every: int, steps: int, world_size: int) -> tuple[Fault, ...]:
-    """Seeded kills, one an attempt, each in another phase as long as there are phases, at ever later steps, certain to be reached.
-
-    Args: every, updates between checkpoints; the first kill comes after the first one. Phases are drawn out of FAULT_PHASES; "load" is a
-    death during recovery, so it is none of the first attempt's; one of SAVE_PHASES needs a checkpoint that is still to come.
-    """
-    draw = random.Random(seed)
-    low = every + 1  # 0-based updates
-    faults: list[Fault] = []
-    for attempt in range(kills):
-        end = steps if attempt == kills - 1 else steps - 1  # what a later attempt resumes from may not be the end
-        last_saved = end // every * every - 1  # a checkpoint follows it
-        high = max(low, every + 1 + (steps - 2 - every) * (attempt + 1) // kills - 1)
-        unused = [phase for phase in FAULT_PHASES if phase not in {fault.phase for fault in faults}] or list(FAULT_PHASES)
-        fitting = [phase for phase in unused if not (phase == "load" and not faults) and not (phase in SAVE_PHASES and low > last_saved)]
-        phase = draw.choice(fitting or STEP_PHASES)
-        step = draw.randint(low, min(high, last_saved) if phase in SAVE_PHASES else high)
-        faults.append(Fault(kind="kill", rank=draw.randrange(world_size), step=step, phase=phase, attempt=attempt))
-        # Only updates after a checkpoint that a death may leave behind are certain to be made again; otherwise each death comes further
-        # than the one before, so that this is no crash loop.
-        low = (step // every + 1) * every if phase in SAVE_PHASES else min(step + (phase != "load"), steps - 1)
-    return tuple(faults)
 
 
 def train_candidate(bench: Bench) -> tuple[RunRecord, Path]:

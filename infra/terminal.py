@@ -35,6 +35,11 @@ def render_text(release: ReleaseReport | Mapping[str, Any], console: Console) ->
     console.print(Group(*parts), width=min(console.width, WIDTH))
 
 
+def render_gates(document: Mapping[str, Any], console: Console) -> None:
+    """Print gates alone, as of a document of `seatrial check`: outcomes, failing measurements, next steps."""
+    console.print(Group(_gates(document), *_problems(document)), width=min(console.width, WIDTH))
+
+
 def render_rows(rows: Iterable[Any], console: Console, *, title: str = "") -> None:
     """Print records or mappings as a table, one column a key: the overview of releases, the lab's table. Nothing for no rows.
 
