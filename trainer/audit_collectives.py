@@ -6,6 +6,7 @@ read before they would be overwritten. It writes no operator and calls gloo's re
 
 import json
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -20,6 +21,11 @@ _TYPES = {
     "Half": "float16", "BFloat16": "bfloat16", "Float": "float32", "Double": "float64", "Byte": "uint8", "Char": "int8", "Short": "int16",
     "Int": "int32", "Long": "int64", "Bool": "bool",
 }  # fmt: skip
+
+
+def record_collectives() -> None:
+    """Have torch write down the collectives of this process, whatever the environment says. Call it before the process group is formed."""
+    os.environ["TORCH_FR_BUFFER_SIZE"] = str(ENTRIES)
 
 
 class Collectives:

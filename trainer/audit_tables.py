@@ -23,16 +23,11 @@ class Table(NamedTuple):
     order: tuple[str, ...]  # what rows are sorted by; equal ones stay as the ranks left them
 
 
-def audit_tables(parts: Sequence[Part], limits: Mapping[int, int]) -> dict[str, pd.DataFrame]:
-    """Every table of AUDIT_TABLES, with its columns and types also when there are no rows.
+def merged(name: str, parts: Sequence[Part], limits: Mapping[int, int]) -> pd.DataFrame:
+    """One of AUDIT_TABLES, with its columns and types also when there are no rows.
 
     Args: limits, attempt -> the step where its rows stop counting (trainer.merge.lineage).
     """
-    return {name: merged(name, parts, limits) for name in AUDIT_TABLES}
-
-
-def merged(name: str, parts: Sequence[Part], limits: Mapping[int, int]) -> pd.DataFrame:
-    """One of AUDIT_TABLES."""
     columns, rows, order = AUDIT_TABLES[name]
     found = [
         {"attempt": part.attempt, "world_size": part.start["world_size"], "rank": part.rank, **row}

@@ -1,6 +1,7 @@
 """What each rank of each attempt leaves while it runs: append-only parts, safe to read after a SIGKILL. Torch-free.
 
-    <run>/parts/attempt-0/rank-0/  start.json  timeline.bin  ids.bin  spans.bin  curve.jsonl  digests.jsonl  end.json
+    <run>/parts/attempt-0/rank-0/  start.json  timeline.bin  ids.bin  spans.bin  curve.jsonl  end.json
+    of an audited run also  digests.jsonl  consumed.jsonl  streams.jsonl  collectives.jsonl  updates.jsonl  states.jsonl
 
 Rows are fixed-width or one line each, so a torn tail is recognised by its length and left out. A timeline row may be written twice for
 one step (before and after that step's checkpoint): the later one counts. Fixed-width rows are read back block by block: a run of a
@@ -12,7 +13,7 @@ import bisect
 import contextlib
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,7 +83,7 @@ class PartWriter:
                 self._append(SPANS, durable=False)
 
     def add_line(self, table: str, row: Mapping[str, Any]) -> None:
-        """Remember one row of "curve" or "digests"."""
+        """Remember one row of "curve", or of an audit's table (trainer/audit_tables.py)."""
         self._add(f"{table}.jsonl", canonical_json(row) + b"\n")
 
     def add_timeline(self, rows: npt.NDArray[np.void]) -> None:
@@ -208,8 +209,11 @@ class Part:
     end: Mapping[str, Any]  # empty when the rank did not finish
     timeline: PartRows
     ledger: LedgerRows
-    curve: tuple[Mapping[str, Any], ...]
-    digests: tuple[Mapping[str, Any], ...]
+    folder: Path
+
+    def lines(self, table: str) -> Sequence[Mapping[str, Any]]:
+        """Whole lines of one of the rank's other tables: "curve", or one of an audit (trainer/audit_tables.py)."""
+        return _whole_lines(self.folder / f"{table}.jsonl")
 
     @property
     def clock_offset_ns(self) -> int:
@@ -233,11 +237,10 @@ def _read_part(folder: Path, attempt: int, rank: int) -> Part:
         end=json.loads(end.read_bytes()) if end.exists() else {},
         timeline=PartRows(folder / "timeline.bin", TIMELINE_PART),
         ledger=LedgerRows(folder),
-        curve=tuple(_whole_lines(folder / "curve.jsonl")),
-        digests=tuple(_whole_lines(folder / "digests.jsonl")),
+        folder=folder,
     )
 
 
-def _whole_lines(path: Path) -> Iterable[Mapping[str, Any]]:
+def _whole_lines(path: Path) -> Sequence[Mapping[str, Any]]:
     body = path.read_bytes() if path.exists() else b""
     return [json.loads(line) for line in body.splitlines(keepends=True) if line.endswith(b"\n")]

@@ -1,6 +1,7 @@
 """What a run leaves in its folder, and reading it back. Torch-free.
 
     run.json  timeline.parquet  ledger.parquet  curve.parquet  digests.parquet  gradients.safetensors  model.safetensors
+    consumed.parquet  streams.parquet  collectives.parquet  updates.parquet  states.parquet  (of an audited run: trainer/audit_tables.py)
     checkpoints/  (trainer/checkpoint.py)      parts/  (trainer/parts.py: what the tables below were merged from)
 
 The merge (trainer/merge.py) takes the same memory for a million steps as for ten thousand; so do the numbers that come out of it.
@@ -22,6 +23,7 @@ import numpy as np
 import pandas as pd
 import psutil
 
+from trainer.audit_tables import AUDIT_TABLES, merged, typed
 from trainer.config import TrainJob
 from trainer.merge import Chunk, ledger_chunks, lineage, timeline_chunks, write_chunks
 from trainer.parts import Part, read_parts
@@ -29,7 +31,6 @@ from validation.canonical import canonical_json
 from validation.errors import EvidenceError
 from validation.records import (
     CURVE_COLUMNS,
-    DIGEST_COLUMNS,
     LEDGER_COLUMNS,
     TIMELINE_COLUMNS,
     Machine,
@@ -37,7 +38,10 @@ from validation.records import (
     RunRecord,
 )
 
-TABLES = {"timeline": TIMELINE_COLUMNS, "ledger": LEDGER_COLUMNS, "curve": CURVE_COLUMNS, "digests": DIGEST_COLUMNS}
+TABLES = {
+    "timeline": TIMELINE_COLUMNS, "ledger": LEDGER_COLUMNS, "curve": CURVE_COLUMNS,
+    **{name: table.columns for name, table in AUDIT_TABLES.items()},
+}  # fmt: skip
 
 
 def collect(
@@ -69,16 +73,18 @@ def collect(
     spans, ledger = Spans(int(last[0].start["resumed_from_step"]) + job.warmup_steps), LedgerDigest()
     write_chunks(folder / "timeline.parquet", TIMELINE_COLUMNS, timeline_chunks(parts, limits), spans.add)
     write_chunks(folder / "ledger.parquet", LEDGER_COLUMNS, ledger_chunks(parts, limits), ledger.add)
-    if ledger.rows < ledger.positions:
+    if ledger.rows < ledger.positions and not last[0].start.get("own_order"):  # whose positions are numbers without a meaning
         raise EvidenceError(
             f"run {folder.name}: the ledger has {ledger.rows} of the {ledger.positions} positions that were trained; row files of earlier "
             "attempts are missing or cut short, so it cannot be shown which samples were used. The checkpoints are not touched by this. "
             f"Bring {folder / 'parts'} back (from a backup, or with --mirror from the store into an empty folder), or train anew."
         )
-    _lines(parts, limits, "curve", CURVE_COLUMNS).to_parquet(folder / "curve.parquet", index=False)
-    _lines(parts, limits, "digests", DIGEST_COLUMNS).to_parquet(folder / "digests.parquet", index=False)
+    _curve(parts, limits).to_parquet(folder / "curve.parquet", index=False)
+    for name in AUDIT_TABLES if job.audit else ("digests",):
+        merged(name, parts, limits).to_parquet(folder / f"{name}.parquet", index=False)
     record = RunRecord(
-        recipe=job.recipe, world_size=job.world_size, parallel=job.parallel, reduction=job.reduction, precision=job.precision,
+        recipe=job.recipe, world_size=job.world_size, parallel=job.parallel,
+        reduction=last[0].start.get("reduction", job.reduction), precision=job.precision,
         steps=int(last[0].end["steps"]), seed=int(last[0].start["seed"]), state_sha256=last[0].end["state_sha256"],
         state_sha256_by_rank=tuple(part.end["state_sha256"] for part in last), ledger_sha256=ledger.sha256,
         throughput_sps=spans.throughput_sps, seconds=seconds, worker_seconds=_worker_seconds(parts, seconds, world_sizes),
@@ -124,14 +130,57 @@ def load_curve(folder: str | Path) -> pd.DataFrame:
 
 
 def load_digests(folder: str | Path) -> pd.DataFrame:
-    """DIGEST_COLUMNS, sorted by (step, rank), tensors in the model's order."""
+    """DIGEST_COLUMNS, sorted by (step, rank), stages as they come to be, tensors in the model's order."""
     return _load(folder, "digests")
+
+
+def load_consumed(folder: str | Path) -> pd.DataFrame:
+    """CONSUMED_COLUMNS, sorted by (step, rank, micro), samples in order. Like the next ones empty of a run without an audit."""
+    return _load_audited(folder, "consumed")
+
+
+def load_streams(folder: str | Path) -> pd.DataFrame:
+    """STREAM_COLUMNS, sorted by all of them."""
+    return _load_audited(folder, "streams")
+
+
+def load_collectives(folder: str | Path) -> pd.DataFrame:
+    """COLLECTIVE_COLUMNS of the last attempt, sorted by all of them."""
+    return _load_audited(folder, "collectives")
+
+
+def load_updates(folder: str | Path) -> pd.DataFrame:
+    """UPDATE_COLUMNS, sorted by (step, rank)."""
+    return _load_audited(folder, "updates")
+
+
+def load_states(folder: str | Path) -> pd.DataFrame:
+    """STATE_COLUMNS of all attempts, sorted by (attempt, rank), as they came to be."""
+    return _load_audited(folder, "states")
+
+
+def load_evaluation(folder: str | Path) -> dict[str, Any]:
+    """What an audited run's last own evaluation counted: sample_ids in order, quality, plain_quality (of one process on the same weights).
+
+    Raises EvidenceError when there is none.
+    """
+    path = Path(folder) / "evaluation.json"
+    try:
+        facts = json.loads(path.read_bytes())
+        ids = tuple(int(sample_id) for sample_id in facts["sample_ids"])
+        return {"sample_ids": ids, "quality": float(facts["quality"]), "plain_quality": float(facts["plain_quality"])}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EvidenceError(
+            f"{path} says nothing of an evaluation ({type(error).__name__}): the run measured no quality, was not audited, or its recipe "
+            "brings no hooks.evaluate. Run it again with all three."
+        ) from None
 
 
 def checkpoint_bytes(folder: str | Path) -> int:
     """Size of a run's newest sealed checkpoint, all its files; 0 when it has none."""
-    sealed = sorted(path for path in Path(folder).glob("checkpoints/step-*") if not path.suffix)
-    return sum(file.stat().st_size for file in sealed[-1].iterdir()) if sealed else 0
+    root = Path(folder) / "checkpoints"
+    sealed = sorted(path for name in ("step-*", "own-step-*") for path in root.glob(name) if not path.suffix)
+    return sum(file.stat().st_size for file in sealed[-1].rglob("*") if file.is_file()) if sealed else 0
 
 
 class LedgerDigest:
@@ -225,22 +274,24 @@ def _load(folder: str | Path, name: str) -> pd.DataFrame:
         ) from None
 
 
+def _load_audited(folder: str | Path, name: str) -> pd.DataFrame:
+    """A table of an audit; without rows when the run had none."""
+    if not (Path(folder) / f"{name}.parquet").exists():
+        load_run(folder)  # a folder without a finished run has no tables at all
+        return typed(pd.DataFrame(columns=list(TABLES[name])))
+    return _load(folder, name)
+
+
 def _columns(table: pd.DataFrame, names: Sequence[str]) -> Chunk:
     return {name: table[name].to_numpy() for name in names}
 
 
-def _lines(parts: Sequence[Part], limits: Mapping[int, int], name: str, columns: Sequence[str]) -> pd.DataFrame:
-    """Rows of "curve" (after an update: step <= limit) or "digests" (during one: step < limit)."""
-    rows = [
-        {"world_size": part.start["world_size"], "rank": part.rank, **row}
-        for part in parts
-        for row in getattr(part, name)
-        if row["step"] < limits[part.attempt] + (name == "curve")
-    ]
-    table = pd.DataFrame(rows, columns=list(columns))
-    if name == "curve":
-        return table.astype({"step": "int64", "samples": "int64", "train_loss": "float64", "quality": "float64"})
-    return table.astype({"world_size": "int64", "rank": "int64", "step": "int64"})
+def _curve(parts: Sequence[Part], limits: Mapping[int, int]) -> pd.DataFrame:
+    """Points measured after an update that counts."""
+    rows = [row for part in parts for row in part.lines("curve") if row["step"] <= limits[part.attempt]]
+    return pd.DataFrame(rows, columns=list(CURVE_COLUMNS)).astype(
+        {"step": "int64", "samples": "int64", "train_loss": "float64", "quality": "float64"}
+    )
 
 
 def _worker_seconds(parts: Sequence[Part], seconds: float, world_sizes: Sequence[int]) -> float:

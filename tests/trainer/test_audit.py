@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import pickle
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -321,3 +322,12 @@ def test_a_split_keeps_what_it_has(tmp_path: Path) -> None:
     assert not hasattr(audited, "keyed_batch")
     assert not hasattr(audited, "__getitem__")
     assert audited.inputs is split.inputs  # type: ignore[attr-defined]  # TinyData's own
+
+
+def test_a_split_can_be_sent_to_a_spawned_worker(tmp_path: Path) -> None:
+    """A copy in another process fetches the same samples."""
+    split = bench(tmp_path).audit.data(TinyData(5, 1))
+    sent = pickle.loads(pickle.dumps(split))  # noqa: S301  (its own bytes)
+
+    assert torch.equal(sent.batch(np.arange(5)).inputs, split.batch(np.arange(5)).inputs)
+    assert sent.sample_ids.tolist() == split.sample_ids.tolist()

@@ -55,7 +55,7 @@ def leave_part(
     for step in steps:
         places = range(4 * step + rank * share, 4 * step + (rank + 1) * share)
         part.add_ledger(ledger_of([(step, place % 4, place, 100 + place) for place in places]))
-        part.add_line("digests", {"step": step, "tensor": "w", "sha256": f"{attempt}"})
+        part.add_line("digests", {"step": step, "stage": "reduced", "tensor": "w", "sha256": f"{attempt}"})
     if rank == 0:
         part.add_line("curve", {"step": steps.stop, "samples": 4 * steps.stop, "train_loss": 0.5, "quality": float("nan")})
     table = rows(steps, samples=share, arrival_ms=arrival_ms)
@@ -117,7 +117,7 @@ def test_torn_tails_are_left_out(tmp_path: Path) -> None:
         (folder / name).write_bytes((folder / name).read_bytes() + tail)
 
     [part] = read_parts(tmp_path)
-    assert (len(part.timeline), len(part.ledger), len(part.digests)) == (3, 12, 3)
+    assert (len(part.timeline), len(part.ledger), len(part.lines("digests"))) == (3, 12, 3)
     assert part.ledger.read(10, 12)["position"].tolist() == [10, 11]
 
 
