@@ -63,7 +63,8 @@ class _Hardened:
         is_train = split == "train"
         rows = spread(asked.samples if is_train else asked.judged, len(data))
         kind = _KeyedCut if hasattr(data, "keyed_batch") else _Cut
-        return kind(data, rows, weighed=is_train and asked.ragged_weights, still=is_train and not self._dropout)
+        cut = kind(data, rows, weighed=is_train and asked.ragged_weights, still=is_train and not self._dropout)
+        return cast(SplitData, cut)  # its frame is made when first asked for
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "_recipe":

@@ -44,22 +44,21 @@ def slopes(problem: Problem) -> tuple[pd.DataFrame, str]:
     start = {name: parameter.detach().clone() for name, parameter in parameters.items()}
     batches = [doubled(batch) for batch, _ in given]
 
-    @torch.no_grad()
     def loss_at(direction: Direction, width: float) -> float:
-        for name, parameter in parameters.items():
-            parameter.copy_(start[name] + width * direction[name] if name in direction else start[name])
-        sums, weights = zip(*(problem.recipe.loss(model, batch) for batch in batches), strict=True)
-        return sum(value.item() for value in sums) / sum(value.item() for value in weights)
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                parameter.copy_(start[name] + width * direction[name] if name in direction else start[name])
+            sums, weights = zip(*(problem.recipe.loss(model, batch) for batch in batches), strict=True)
+        return float(sum(value.item() for value in sums) / sum(value.item() for value in weights))
 
     if why := _why_not(loss_at, gradients, start):
         return no_slopes(why)
-    rows = []
-    for names in [*([name] for name in gradients), list(gradients)]:
+    rows: list[tuple[str, float, float, float]] = []
+    floor = FLOOR * whole_norm(gradients)
+    for label, names in [*((name, [name]) for name in gradients), (ALL, list(gradients))]:
         direction = _direction(gradients, names, problem.recipe.training.seed)
         analytic = _slope(gradients, direction)
-        floor = FLOOR * whole_norm(gradients)
-        numeric, error = _numeric(loss_at, direction, analytic, start, floor)
-        rows.append((names[0] if names != list(gradients) or len(rows) < len(gradients) else ALL, analytic, numeric, error))
+        rows.append((label, analytic, *_numeric(loss_at, direction, analytic, start, floor)))
     return pd.DataFrame(rows, columns=list(SLOPE_COLUMNS)), ""
 
 
