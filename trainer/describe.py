@@ -67,9 +67,9 @@ def training_of(recipe_path: str) -> Training:
 
 
 def _brought(recipe: Recipe) -> tuple[str, ...]:
-    from trainer.hooks import brought  # torch, which only warm processes have
+    from trainer.hooks import brought, hooks_of  # torch, which only warm processes have
 
-    return brought(getattr(recipe, "hooks", None))
+    return brought(hooks_of(recipe))
 
 
 def _content_sha256(data: SplitData) -> str:

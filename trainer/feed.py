@@ -1,6 +1,7 @@
 """What one rank puts through the model in one step: its lanes' samples, as micro-batches, and their ledger rows."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
@@ -71,6 +72,7 @@ class Feed:
         self._even = even
         self._keyed = hasattr(data, "keyed_batch")
         self._loader: Loader | None = None
+        self._held: list[MicroBatch] | None = None  # of a step that is made several times; None: no step is
         self._next = -1  # position up to which batches were taken from the loader
         self._block: dict[int, Located] = {}  # by the batch's first position: the batch asked last and those after it
 
@@ -89,6 +91,22 @@ class Feed:
 
         Where the random streams stand afterwards is not said: with workers they have not moved, else the recipe's data code has drawn.
         """
+        if self._held is not None:
+            if not self._held:
+                self._held = self._fetched(batch, reduction)
+            return [micro._replace(batch=Batch(*(part.clone() for part in micro.batch))) for micro in self._held]  # a loss may write in it
+        return self._fetched(batch, reduction)
+
+    @contextmanager
+    def holding(self) -> Iterator[None]:
+        """Inside, the first step that is asked for is asked for again and again, and fetched once."""
+        self._held = []
+        try:
+            yield
+        finally:
+            self._held = None
+
+    def _fetched(self, batch: range, reduction: Reduction) -> list[MicroBatch]:
         groups = reduction.groups(self._own)
         cuts = self._cuts(groups, batch)
         if self._workers:
@@ -97,6 +115,12 @@ class Feed:
         else:
             fetched = [fetch(self._data, *request) for request in self._requests(cuts, self._asked(batch))]
         return [MicroBatch(*cut[:3], self._on_device(samples), cut.counts) for cut, samples in zip(cuts, fetched, strict=True)]
+
+    def rows(self, batch: range, reduction: Reduction) -> list[Rows]:
+        """Rows of each of `micro_batches`, (B,); none where samples only stand in."""
+        cuts = self._cuts(reduction.groups(self._own), batch)
+        requests = self._requests(cuts, self._asked(batch))
+        return [request.rows if cut.counts else request.rows[:0] for cut, request in zip(cuts, requests, strict=True)]
 
     def probe(self, samples: int) -> Batch:
         """The run's first samples, for checks before the first step; the same on every rank."""

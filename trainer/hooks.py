@@ -204,6 +204,12 @@ class Hooks:
         raise NotImplementedError  # trainer.own_checkpoint asks only those that were brought
 
 
+def hooks_of(recipe: object) -> Hooks:
+    """A recipe's own parts; the defaults where it brings none."""
+    found: Hooks | None = getattr(recipe, "hooks", None)
+    return Hooks() if found is None else found
+
+
 def brought(hooks: object | None) -> tuple[str, ...]:
     """Names of the hooks that a team brought itself, in the order of a run; () for None."""
     names = (*PATH, *OTHERS)

@@ -1,25 +1,31 @@
 """One rank's training, read top to bottom. The same code for one rank and for many, on CPU (gloo) and on GPUs (nccl)."""
 
-import contextlib
 import math
 import resource
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trainer.clocks import estimate
 from trainer.config import TrainJob
-from trainer.dataset import seed_streams
-from trainer.evaluate import measure_quality
+from trainer.dataset import kept_streams, seed_streams
+from trainer.evaluate import measure_quality, own_quality
 from trainer.norms import clip_, global_norm
-from trainer.parallel import local, whole
-from trainer.recipe import load_recipe
+from trainer.own import own_step
+from trainer.parallel import local
 from trainer.reduce import Totals
-from trainer.setup import Training, device_facts, join, leave, meet, prepare, settle
-from trainer.state import save_weights, served_weights, state_digest, tensor_sha256, weights_of
+from trainer.running import Training
+from trainer.setup import device_facts, join, leave, meet, prepare, recipe_of, settle
+from trainer.soak import soak
+from trainer.state import save_weights, served_weights, state_digest
 from trainer.streams import stream_seed
 from trainer.world import Emit, World
+from validation.canonical import canonical_json
 from validation.errors import RankError
 
 
@@ -32,46 +38,77 @@ def run_rank(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> None:
         torch's own error when a peer dies or a collective takes longer than job.stall_s.
     """
     settle()
-    load_recipe(job.recipe)
+    recipe_of(job)
     emit("imported")
     join(job, world, rendezvous)
     clock = estimate(world, timeout_s=job.stall_s)
     emit("joined")
     run = prepare(job, world, emit)
-    first_step = run.step
-    start = {"resumed_from_step": first_step, "world_size": world.world_size, "seed": run.order.seed, "t_ns": time.monotonic_ns()}
-    clock_facts = {"clock_offset_ns": clock.offset_ns, "clock_uncertainty_ns": clock.uncertainty_ns}
-    run.parts.write("start", start | clock_facts | device_facts(run.device))
+    run.parts.write("start", _start_facts(run) | {"clock_offset_ns": clock.offset_ns, "clock_uncertainty_ns": clock.uncertainty_ns})
     emit("loaded", step=run.step, steps=run.steps, refused=run.refused)
-    while run.step < run.steps:
-        totals, samples = train_step(run)
-        if world.rank == 0 or run.step == first_step + 1:
-            emit("step", step=run.step, loss=totals.loss_sum / totals.weight, samples=samples)
-        if job.checkpoint_every and run.step == first_step + 1:
-            run.state()  # an optimizer that keeps what no checkpoint can hold is told now, and not hours later
-        if job.evaluate and (run.step % run.recipe.training.evaluate_every == 0 or run.step == run.steps):
-            _evaluate(run, totals)
-        if job.checkpoint_every and run.step % job.checkpoint_every == 0:
-            _checkpoint(run)
+    _train(run, emit)
     _finish(run)
     emit("finished")
 
 
-def train_step(run: Training) -> tuple[Totals, int]:
+def _start_facts(run: Training) -> dict[str, Any]:
+    """What is known of this attempt before its first step."""
+    facts = {"resumed_from_step": run.step, "world_size": run.world.world_size, "seed": run.order.seed, "t_ns": time.monotonic_ns()}
+    own = {} if run.own is None else {"reduction": "own", "own_order": run.own.data.has_own_order}
+    return facts | device_facts(run.device) | own
+
+
+def _train(run: Training, emit: Emit) -> None:
+    """All steps that are left, with what lies between them."""
+    job, first_step, every = run.job, run.step, run.recipe.training.evaluate_every
+    update = train_step if run.own is None else own_step
+    totals = Totals(math.nan, 1.0, ())
+    while run.step < run.steps:
+        if job.soak and run.step == run.steps - 1:
+            _soak(run, update)
+        done = update(run)
+        if done is None:  # an own sampler ends where it wants to
+            run.steps = run.step
+            if job.evaluate and run.step > first_step and run.step % every:
+                _evaluate(run, totals)
+            break
+        totals, samples = done
+        if run.world.rank == 0 or run.step == first_step + 1:
+            emit("step", step=run.step, loss=totals.loss_sum / totals.weight, samples=samples)
+        if job.checkpoint_every and run.step == first_step + 1:
+            run.state()  # an optimizer that keeps what no checkpoint can hold is told now, and not hours later
+        if job.evaluate and (run.step % every == 0 or run.step == run.steps):
+            _evaluate(run, totals)
+        if job.checkpoint_every and run.step % job.checkpoint_every == 0:
+            _checkpoint(run)
+
+
+def _soak(run: Training, update: Callable[[Training], object]) -> None:
+    """Make the next update again and again, of samples that are fetched once."""
+    with run.feed.holding(), nullcontext() if run.own is None else run.own.data.holding():
+        soak(run, lambda: update(run))
+
+
+def train_step(run: Training) -> tuple[Totals, int] | None:
     """Make one optimizer update. Returns: the step's totals and its samples, over all ranks."""
     step, batch, clock, faults = run.step, run.order.span(run.position), run.clock, run.faults
     clock.start(step, len(run.feed.positions(batch)))
 
+    run.audit.begin(step)
     faults.at("data", step)
     micro_batches = run.feed.micro_batches(batch, run.reduction)
+    rows = run.feed.rows(batch, run.reduction) if run.job.audit or run.job.poison else [None] * len(micro_batches)
     run.parts.add_ledger(run.feed.ledger(step, batch))
     clock.lap("data")
 
-    for micro in micro_batches:
+    for number, (micro, asked) in enumerate(zip(micro_batches, rows, strict=True)):
+        if number:
+            faults.at("accumulation", step)
         _seed(run, stream_seed(run.order.seed, step, micro.lane, micro.part))
         faults.at("forward", step)
         with run.reduction.forward(micro), run.autocast():
-            loss_sum, weight = run.recipe.loss(run.reduction.module, micro.batch)
+            compute = partial(run.recipe.loss, run.reduction.module, micro.batch)
+            loss_sum, weight = run.audit.loss(step, number, asked, micro.batch, compute)
         clock.lap("forward")
         faults.at("backward", step)
         run.reduction.backward(step, micro, loss_sum, weight, run.scaler.scale)
@@ -90,7 +127,7 @@ def train_step(run: Training) -> tuple[Totals, int]:
     overflowed = run.scaler.absorbs(norm)
     if not overflowed:
         _check_finite(run, totals, norm)
-        _keep_gradients(run)
+        run.audit.reduced(step)
         if run.recipe.training.clip_norm is not None:
             clip_(gradients, norm, run.recipe.training.clip_norm)
         run.optimizer.step()
@@ -98,14 +135,10 @@ def train_step(run: Training) -> tuple[Totals, int]:
             run.schedule.step()
         run.average()
     run.scaler.note(overflowed=overflowed)
+    run.audit.end(step)
     run.step, run.position = step + 1, batch.stop
     clock.lap("optimizer")
-
-    clock.keep()
-    if clock.full:
-        run.parts.add_timeline(clock.take())
-        with contextlib.suppress(OSError):  # rows are kept: a disk that is full now may have room at the next checkpoint
-            run.parts.flush()
+    run.keep_times()
     return totals, len(batch)
 
 
@@ -136,33 +169,35 @@ def _is_finite(gradient: Tensor | None) -> bool:
     return gradient is None or bool(local(gradient).isfinite().all())
 
 
-def _keep_gradients(run: Training) -> None:
-    """Leave the first steps' reduced gradients behind: digests on every rank, tensors and the weights they belong to on rank 0."""
-    if run.step >= run.job.keep_gradients:
-        return
-    for name, parameter in run.parameters.items():
-        if parameter.grad is not None:
-            gradient = whole(parameter.grad.detach()).cpu()
-            run.parts.add_line("digests", {"step": run.step, "stage": "reduced", "tensor": name, "sha256": tensor_sha256(gradient)})
-            run.kept[f"step{run.step}/{name}"] = gradient.clone()
-    run.kept |= {f"step{run.step}/weights/{name}": whole(value).cpu().clone() for name, value in weights_of(run.model).items()}
-    if run.world.rank > 0:
-        run.kept.clear()
-
-
 def _evaluate(run: Training, totals: Totals) -> None:
-    """Rank 0 measures a point of the quality curve; the others wait, so that no step's clock is charged for it."""
-    model = run.serving_model()
-    if run.judge is not None:
-        quality = measure_quality(run.recipe, model, run.judge, run.device, double=run.job.precision == "float64")
+    """Measure a point of the quality curve; ranks that do not score wait, so that no step's clock is charged for it. Collective."""
+    with kept_streams():
+        quality = _quality(run)
+    if run.world.rank == 0:
         loss = totals.loss_sum / totals.weight
         run.parts.add_line("curve", {"step": run.step, "samples": run.position, "train_loss": loss, "quality": quality})
     meet()
 
 
+def _quality(run: Training) -> float:
+    """By rank 0 alone, or the recipe's own way by all ranks; NaN on the others. An audited own evaluation leaves what it counted."""
+    model, double = run.serving_model(), run.is_double
+    if run.judge is None:
+        return math.nan
+    if "evaluate" not in run.brought:
+        return measure_quality(run.recipe, model, run.judge, run.device, double=double)
+    counted = own_quality(run.recipe, run.hooks, model, run.judge, run.device, run.world, step=run.step, double=double)
+    if counted is None:
+        return math.nan
+    if run.job.audit:
+        plain = measure_quality(run.recipe, model, run.judge, run.device, double=double)
+        facts = {"sample_ids": counted.sample_ids, "quality": counted.quality, "plain_quality": plain}
+        (run.folder / "evaluation.json").write_bytes(canonical_json(facts))
+    return counted.quality
+
+
 def _checkpoint(run: Training) -> None:
     """Save the state after this update; first this rank's rows are on disk, since the seal says that nothing before it is lost."""
-    assert run.saver is not None  # every run with checkpoint_every has one
     run.clock.resume()
     run.parts.add_timeline(run.clock.take())
     refused = ""
@@ -170,7 +205,12 @@ def _checkpoint(run: Training) -> None:
         run.parts.flush(durable=True)
     except OSError as error:
         refused = f"its rows cannot be written ({error})"
-    run.saver.save(run.state(), refused=refused)
+    state = run.state()
+    run.audit.state("saved", state, streams="streams" in run.brought)
+    if run.saver is None:
+        run.save_own(refused=refused)
+    else:
+        run.saver.save(state, refused=refused)
     run.clock.lap("checkpoint")
     run.clock.keep()
 
@@ -183,8 +223,9 @@ def _finish(run: Training) -> None:
     weights = served_weights(run.model, run.ema)
     if run.world.rank == 0:
         save_weights(weights, run.folder / "model.safetensors")
-        if run.kept:
-            save_weights(run.kept, run.folder / "gradients.safetensors")
+    state = run.state()
+    run.audit.state("end", state, streams="streams" in run.brought)
+    run.audit.close()
     run.parts.add_timeline(run.clock.take())
     try:
         run.parts.flush()
@@ -193,7 +234,7 @@ def _finish(run: Training) -> None:
             f"rank {run.world.rank}: the rows of this run cannot be written ({error}), so nothing could show what it trained on. Its "
             "sealed checkpoints stand. Make room on the disk, then give the same command again: a named run goes on from there."
         ) from None
-    end = {"steps": run.step, "state_sha256": state_digest(run.state()), "peak_memory_mib": peak_memory_mib(), "t_ns": time.monotonic_ns()}
+    end = {"steps": run.step, "state_sha256": state_digest(state), "peak_memory_mib": peak_memory_mib(), "t_ns": time.monotonic_ns()}
     run.parts.write("end", end)
     leave()
 

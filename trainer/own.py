@@ -14,7 +14,7 @@ from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from trainer.hooks import PATH, Hooks, Rows, Step, brought, naming
+from trainer.hooks import PATH, Hooks, Rows, Step, brought, hooks_of, naming
 from trainer.own_data import OwnData, Taken
 from trainer.parallel import local
 from trainer.recipe import Batch, Recipe
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 def path_brought(recipe: Recipe) -> tuple[str, ...]:
     """Which of the hooks that decide the weights a recipe brought; () = the trainer's own path is taken."""
-    return tuple(name for name in brought(getattr(recipe, "hooks", None)) if name in PATH)
+    return tuple(name for name in brought(hooks_of(recipe)) if name in PATH)
 
 
 def check_own(recipe: Recipe, job: "TrainJob") -> None:

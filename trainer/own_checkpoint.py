@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import everybodys, file_seal, retired
+from trainer.checkpoint import everybodys, file_seal, retired, sealed_folders
 from trainer.hooks import Hooks, Living, naming
 from trainer.sealing import PARTIAL, sync_folder, write_file
 from trainer.world import Emit, World
@@ -50,6 +50,17 @@ def own_folders(root: Path) -> list[Path]:
     """Own checkpoints, newest first; whether they are whole is asked when they are loaded."""
     found = [(int(match[1]), path) for path in root.glob("own-step-*") if (match := _NAME.fullmatch(path.name))]
     return [path for _, path in sorted(found, reverse=True)]
+
+
+def check_same_saving(root: Path, *, is_own: bool) -> None:
+    """Refuse a folder whose checkpoints were all saved the other way: they would be left behind. Raises ConfigError."""
+    own, sealed = own_folders(root), sealed_folders(root)
+    if (sealed and not own) if is_own else (own and not sealed):
+        whose, now = ("the trainer", "brings hooks.save") if is_own else ("the recipe's hooks.save", "brings no hooks.save")
+        raise ConfigError(
+            f"the checkpoints in {root} were written by {whose}, and the recipe {now} now. They cannot be read that way, and starting over "
+            "would leave them behind, so nothing was started. Give this run an empty folder, or go back to the recipe that wrote them."
+        )
 
 
 class OwnSaver:
@@ -165,14 +176,9 @@ def newest_own(root: Path, *, key: bytes, run: Mapping[str, Any], world: World, 
     """Find the newest own checkpoint that verifies, the same one on every rank. Collective.
 
     Args: run, as it was sealed; newest_claimed, a step known to have been sealed: when nothing that new is there, `refused` says so.
-    Raises: DataError when a checkpoint is another run's; ConfigError when there are only checkpoints of the trainer's own saving.
+    Raises: DataError when a checkpoint is another run's.
     """
     names: list[str] = everybodys([folder.name for folder in own_folders(root)], world)[0]
-    if not names and any(root.glob("step-*")):
-        raise ConfigError(
-            f"{root} holds checkpoints of the trainer's own saving, and the recipe brings hooks.save now. It cannot read those, and "
-            "starting over would leave them behind, so nothing was started. Give this run an empty folder, or take the hooks away again."
-        )
     refused: list[str] = []
     damaged: list[str] = []
     if newest_claimed is not None and own_name(newest_claimed) > max(names, default=""):

@@ -12,7 +12,7 @@ import torch
 
 from trainer.dataset import fetch, kept_streams
 from trainer.feed import Feed, cast_input
-from trainer.hooks import Hooks, Rows, Sampler, StepData, brought, naming
+from trainer.hooks import Rows, Sampler, StepData, brought, hooks_of, naming
 from trainer.lanes import rank_lanes
 from trainer.order import Order, lane_span
 from trainer.parts import Ledger
@@ -99,7 +99,7 @@ class Source:
     def __init__(self, recipe: Recipe, data: SplitData, order: Order, world: World) -> None:
         """Make the recipe's own sampler, if it brought one."""
         self._recipe, self._data, self._order, self._world = recipe, data, order, world
-        self._hooks: Hooks = getattr(recipe, "hooks", None) or Hooks()
+        self._hooks = hooks_of(recipe)
         self._brought = brought(self._hooks)
         self._steps: Iterator[StepData] | None = None  # of an own loader, from the first step that is asked for on
         self.sampler: Sampler | None = None
@@ -185,7 +185,7 @@ class OwnData:
         self._data, self._order, self._feed, self._world = data, order, feed, world
         self._device, self._double = device, double
         self._source = Source(recipe, data, order, world)
-        self.has_own_order = bool({"sampler", "loader"} & set(brought(getattr(recipe, "hooks", None))))
+        self.has_own_order = bool({"sampler", "loader"} & set(brought(hooks_of(recipe))))
         self.repeats = False  # a planted defect: the next step's samples are given twice
         self._again: StepData | None = None
         self._held: list[StepData] | None = None  # of a step that is made several times; None: no step is

@@ -1,136 +1,51 @@
 """From a job to a rank that is ready to train: process group, data, seeded model, checks, and the newest checkpoint."""
 
 import os
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import psutil
 import torch
 import torch.distributed as dist
 import torch.utils.deterministic
-from torch import Tensor, nn
+from torch import nn
 from torch._C._distributed_c10d import FileStore, PrefixStore
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from trainer.audit import Audit
+from trainer.audit_collectives import record_collectives
 from trainer.checkpoint import load_newest, sealed_folders
-from trainer.checks import (
-    Probed,
-    check_coupled,
-    check_loss,
-    check_model,
-    check_modules,
-    check_same_data,
-    check_stepping,
-    switch_off_dropout,
-)
+from trainer.checks import Probed, check_coupled, check_loss, check_model, check_modules, check_same_data, check_stepping
 from trainer.config import TrainJob
 from trainer.drills import drilled
 from trainer.fast import FastReduction
 from trainer.faults import FaultPlan, check_defect
 from trainer.feed import Feed
+from trainer.hardening import hardened
 from trainer.history import newest_sealed
+from trainer.hooks import brought, hooks_of
 from trainer.lanes import check_world_size, rank_lanes, strided_lanes
 from trainer.moving import MovingBuffers
 from trainer.order import Order
+from trainer.own import Own, OwnReduction, check_held, check_own, path_brought, watch_optimizer, wrap
+from trainer.own_checkpoint import OwnSaver, check_same_saving, newest_own, own_folders
+from trainer.own_data import OwnData
 from trainer.parallel import ShardedReduction, check_optimizer, check_sharding, local, shard
 from trainer.parts import PartWriter, part_folder
-from trainer.recipe import Recipe, SplitData, load_recipe
+from trainer.recipe import Batch, Recipe, SplitData, load_recipe
 from trainer.reduce import ExactReduction, Reduction
+from trainer.running import Training, build_model
+from trainer.sample_ids import check_ids
 from trainer.saver import Saver
 from trainer.scaler import LossScaler
 from trainer.seal_key import seal_key
-from trainer.state import State, blank, restore, served_weights, snapshot, tensor_bytes, weights_of
+from trainer.state import blank, tensor_bytes, weights_of
 from trainer.telemetry import StepClock
 from trainer.world import Emit, World
 
 PROBE_SAMPLES = 64  # of the checks before the first step
-
-
-@dataclass(kw_only=True)
-class Training:
-    """Everything one rank trains with; `step` and `position` are the only counters."""
-
-    job: TrainJob
-    world: World
-    recipe: Recipe
-    order: Order
-    feed: Feed
-    device: torch.device
-    model: nn.Module
-    parameters: dict[str, nn.Parameter]  # trainable ones by name, in the order of the gradient buffers
-    optimizer: Optimizer
-    schedule: LRScheduler | None
-    reduction: Reduction
-    moving: MovingBuffers
-    scaler: LossScaler
-    faults: FaultPlan
-    clock: StepClock
-    parts: PartWriter
-    steps: int  # updates in all
-    step: int = 0  # updates done
-    position: int = 0  # samples consumed
-    refused: tuple[str, ...] = ()  # damaged checkpoints that were passed over
-    saver: Saver | None = None  # of a run that makes checkpoints
-    judge: SplitData | None = None  # on rank 0 of a run that measures its quality
-    kept: dict[str, Tensor] = field(default_factory=dict)  # gradients and weights to be left behind
-    ema: dict[str, Tensor] = field(default_factory=dict)  # averaged weights by name, empty unless the recipe asks for them
-    serving: nn.Module | None = None  # what serves, when it is not the model itself
-
-    @property
-    def folder(self) -> Path:
-        """The run's folder."""
-        return Path(self.job.folder)
-
-    def autocast(self) -> AbstractContextManager[Any]:
-        """What the loss is computed in: the recipe's smaller type, but not in the float64 legs."""
-        name = self.recipe.training.autocast
-        if not name or self.job.precision == "float64":
-            return nullcontext()
-        return torch.autocast(self.device.type, getattr(torch, name))
-
-    def average(self) -> None:
-        """Move the averaged weights a little towards the new ones."""
-        decay = self.recipe.training.ema_decay
-        if decay is not None:
-            weights = weights_of(self.model)
-            torch._foreach_lerp_([local(self.ema[name]) for name in weights], [local(value) for value in weights.values()], 1.0 - decay)
-
-    def state(self) -> State:
-        """Everything that the next update depends on."""
-        extra: dict[str, Any] = {"scaler": self.scaler.state_dict()}
-        if hasattr(self.recipe, "state_dict"):
-            extra["recipe"] = self.recipe.state_dict()
-        return snapshot(
-            self.model, self.optimizer, self.schedule, step=self.step, position=self.position, seed=self.order.seed, ema=self.ema,
-            extra=extra,
-        )  # fmt: skip
-
-    def put_back(self, state: State) -> None:
-        """Go on from a state."""
-        moments = self.job.defect != "stale_moments_on_resume"
-        extra = restore(state, self.model, self.optimizer, self.schedule, ema=self.ema, moments=moments)
-        self.scaler.load_state_dict(extra["scaler"])
-        if "recipe" in extra:
-            self.recipe.load_state_dict(extra["recipe"])  # type: ignore[attr-defined]  # an optional member
-        self.moving.note_start()
-        self.step, self.position = state.step, state.position
-
-    def serving_model(self) -> nn.Module:
-        """The model with the weights that serve; on ranks that do not judge it may be any. Collective when sharded."""
-        if not self.ema and not isinstance(self.reduction, ShardedReduction):
-            return self.model
-        weights = served_weights(self.model, self.ema)
-        if self.judge is None:
-            return self.model
-        if self.serving is None:
-            self.serving = build_model(self.recipe, self.device, double=self.job.precision == "float64", dropout=False)
-        self.serving.load_state_dict(weights)
-        return self.serving
 
 
 def settle() -> None:
@@ -162,6 +77,8 @@ def join(job: TrainJob, world: World, rendezvous: str) -> None:
         torch.cuda.set_device(device)
     if world.world_size == 1:
         return
+    if job.audit:
+        record_collectives()
     # nccl refuses two ranks on one GPU; gloo takes them, through host memory
     nccl = device.type == "cuda" and world.world_size <= torch.cuda.device_count()
     store = PrefixStore(f"attempt-{world.attempt}", FileStore(rendezvous))
@@ -189,54 +106,77 @@ def prepare(job: TrainJob, world: World, emit: Emit) -> Training:
     Raises: ConfigError, RecipeError or DataError, before the first step.
     """
     check_defect(job.defect)
-    recipe = load_recipe(job.recipe)
-    plan = recipe.training
+    recipe = recipe_of(job)
+    plan, own = recipe.training, path_brought(recipe)
+    check_own(recipe, job)
     check_world_size(world.world_size, plan.lanes)
     device, double = detect_device(world), job.precision == "float64"
-    train = drilled(job.drill, recipe, recipe.data("train"))
+    parts = PartWriter(part_folder(Path(job.folder), world.attempt, world.rank))
+    audit = Audit.of(job, world, parts)
+    train = audit.data(drilled(job.drill, recipe, recipe.data("train")))
+    check_ids(recipe, "train", train)
     order = Order.of(plan, len(train))
     feed = _feed(job, world, recipe, train, order, device)
-    model = build_model(recipe, device, double=double, dropout=job.dropout)
-    check_modules(recipe, model)
     probe = feed.probe(PROBE_SAMPLES)
+    check_ids(recipe, "train", train, size=order.size)
     if not world.is_back:
         check_same_data(recipe, world, device, [np.ascontiguousarray(train.sample_ids), *map(tensor_bytes, probe)])
-    probed = check_loss(recipe, model, probe, dropout=job.dropout, again=world.is_back)
-    check_coupled(recipe, probed, order.smallest_batch // plan.lanes // plan.accumulation)
-    if _is_sharded(job, world):
-        check_sharding(recipe, model, world)
-        shard(recipe, model, world, device)
-    optimizer = recipe.optimizer(model)
-    schedule = recipe.schedule(optimizer, order.steps)
-    check_model(recipe, model, optimizer)
-    check_stepping(recipe, optimizer, schedule)
-    if _is_sharded(job, world) and job.reduction == "exact":
-        check_optimizer(recipe, optimizer)
+    model, module, probed = _built(job, world, recipe, order, probe, device)
+    optimizer, schedule = _stepping(job, world, recipe, model, order.steps)
+    hooks = hooks_of(recipe)
     clock, faults = StepClock(device), FaultPlan(job.faults, world, emit)
     moving = MovingBuffers(model, probed.moving, local(next(p for p in model.parameters() if p.requires_grad)))
+    reduction = OwnReduction(module) if own else _reduction(job, world, model, plan.lanes, clock, faults, probed, moving)
     run = Training(
         job=job, world=world, recipe=recipe, order=order, feed=feed, device=device, model=model,
         parameters={name: p for name, p in model.named_parameters() if p.requires_grad}, optimizer=optimizer, schedule=schedule,
-        reduction=_reduction(job, world, model, plan.lanes, clock, faults, probed, moving), moving=moving,
+        reduction=reduction, moving=moving, audit=audit, hooks=hooks, brought=brought(hooks),
+        own=Own(hooks=hooks, brought=own, data=OwnData(recipe, train, order, feed, world, device, double=double)) if own else None,
         scaler=LossScaler.starting_at(None if double else plan.loss_scale), faults=faults, clock=clock,
         ema={name: value.clone() for name, value in weights_of(model).items()} if plan.ema_decay is not None else {},
-        parts=PartWriter(part_folder(Path(job.folder), world.attempt, world.rank)), steps=min(job.steps or order.steps, order.steps),
-        judge=recipe.data("judge") if job.evaluate and world.rank == 0 else None,
+        parts=parts, steps=min(job.steps or order.steps, order.steps),
+        judge=recipe.data("judge") if job.evaluate and (world.rank == 0 or "evaluate" in brought(hooks)) else None,
     )  # fmt: skip
+    watch_optimizer(run)
+    audit.watch(model, optimizer, limit=plan.clip_norm)
     faults.at("load", 0)
     _resume(run, emit)
     return run
 
 
-def build_model(recipe: Recipe, device: torch.device, *, double: bool, dropout: bool) -> nn.Module:
-    """The untrained model in training mode; its weights depend on the recipe's seed alone."""
-    torch.manual_seed(recipe.training.seed)
-    model = recipe.model().to(device)  # drawn in float32 also for the float64 legs: the same starting point
-    model = model.double() if double else model
-    model.train()
-    if not dropout:
-        switch_off_dropout(model)
-    return model
+def _built(
+    job: TrainJob, world: World, recipe: Recipe, order: Order, probe: Batch, device: torch.device
+) -> tuple[nn.Module, nn.Module, Probed]:
+    """The model, checked and then sharded or wrapped; what the loss is called with; and what a first backward pass showed. Collective."""
+    plan, own = recipe.training, path_brought(recipe)
+    model = build_model(recipe, device, double=job.precision == "float64", dropout=job.dropout)
+    check_modules(recipe, model)
+    probed = check_loss(recipe, model, probe, dropout=job.dropout, again=world.is_back)
+    check_coupled(recipe, probed, order.smallest_batch // (world.world_size if own else plan.lanes) // plan.accumulation)
+    if _is_sharded(job, world):
+        check_sharding(recipe, model, world)
+        shard(recipe, model, world, device)
+    return model, wrap(recipe, hooks_of(recipe), model, world) if "wrap" in own else model, probed
+
+
+def _stepping(
+    job: TrainJob, world: World, recipe: Recipe, model: nn.Module, steps: int
+) -> tuple[Optimizer, LRScheduler | None]:  # fmt: skip
+    """Optimizer and schedule, held against the model as it is sharded or wrapped."""
+    optimizer = recipe.optimizer(model)
+    schedule = recipe.schedule(optimizer, steps)
+    check_held(recipe, model, optimizer)
+    check_model(recipe, model, optimizer)
+    if not {"step", "update"} & set(path_brought(recipe)):
+        check_stepping(recipe, optimizer, schedule)
+    if _is_sharded(job, world) and job.reduction == "exact":
+        check_optimizer(recipe, optimizer)
+    return optimizer, schedule
+
+
+def recipe_of(job: TrainJob) -> Recipe:
+    """The recipe to train: as it is, or under a gate's hard conditions. Raises RecipeError."""
+    return hardened(load_recipe(job.recipe), job.conditions, dropout=job.dropout)
 
 
 def _is_sharded(job: TrainJob, world: World) -> bool:
@@ -268,9 +208,40 @@ def _reduction(
 def _resume(run: Training, emit: Emit) -> None:
     """Load the newest checkpoint that verifies, and stand ready to make the next. Collective."""
     root = run.folder / "checkpoints"
-    if not run.job.checkpoint_every and not sealed_folders(root):
+    if not run.job.checkpoint_every and not sealed_folders(root) and not own_folders(root):
         return
-    key, facts = seal_key(), {"recipe": run.recipe.name, "seed": run.order.seed, "samples": run.order.size}
+    is_own = "save" in run.brought
+    check_same_saving(root, is_own=is_own)
+    if not (_resume_own if is_own else _resume_sealed)(run, root, emit):
+        return
+    run.audit.state("loaded", run.state(), streams="streams" in run.brought)
+    if run.job.defect == "repeat_batch_on_resume":
+        run.position -= run.order.global_batch_size
+        if run.own is not None:
+            run.own.data.repeats = True
+
+
+def _resume_own(run: Training, root: Path, emit: Emit) -> bool:
+    """The same where the recipe saves its own way; whether something was loaded. Collective."""
+    key, facts = seal_key(), _run_facts(run)
+    found = newest_own(root, key=key, run=facts, world=run.world, newest_claimed=newest_sealed(run.folder))
+    run.refused = found.refused
+    if run.job.checkpoint_every:
+        at = run.faults.at
+        run.own_saver = OwnSaver(root, run.world, run.hooks, key=key, run=facts, at=at, emit=emit, damaged=found.damaged)
+    if found.folder is not None:
+        run.load_own(found)
+    return found.folder is not None
+
+
+def _run_facts(run: Training) -> dict[str, object]:
+    """What tells this run from others."""
+    return {"recipe": run.recipe.name, "seed": run.order.seed, "samples": run.order.size}
+
+
+def _resume_sealed(run: Training, root: Path, emit: Emit) -> bool:
+    """The same with the trainer's own checkpoints; whether one was loaded. Collective."""
+    key, facts = seal_key(), _run_facts(run)
     state, run.refused, damaged = load_newest(
         root, key=key, run=facts, world=run.world, like=blank(run.model), newest_claimed=newest_sealed(run.folder)
     )  # fmt: skip
@@ -281,7 +252,6 @@ def _resume(run: Training, emit: Emit) -> None:
         )  # fmt: skip
         run.faults.settle = run.saver.settle
     if state is None:
-        return
+        return False
     run.put_back(state)
-    if run.job.defect == "repeat_batch_on_resume":
-        run.position -= run.order.global_batch_size
+    return True

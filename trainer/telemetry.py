@@ -187,6 +187,10 @@ class StepClock:
         mark = self._marks.mark()
         self._open = _Row(step, samples, mark.host_ns, mark)
 
+    def count(self, samples: int) -> None:
+        """Say how many samples the open step has on this rank, where it was not known when it began."""
+        self._open.samples = samples
+
     def lap(self, phase: str) -> None:
         """Give the time since the last lap to a phase, one of PHASES."""
         self._open.lap(_PLACES[phase], self._marks.mark())

@@ -11,7 +11,7 @@ from helpers_loop import run_attempt, run_job, tiny_job
 
 from trainer.config import Fault
 from trainer.hooks import Hooks, Living
-from trainer.own_checkpoint import OWN, OwnSaver, newest_own, own_folders
+from trainer.own_checkpoint import OWN, OwnSaver, check_same_saving, newest_own, own_folders
 from trainer.runlog import checkpoint_bytes
 from trainer.world import World
 from validation.errors import ConfigError, DataError, RecipeError
@@ -97,15 +97,18 @@ def test_damage_is_refused_and_the_older_one_taken(name: str, damage: Any, tmp_p
 
 
 def test_lost_and_foreign_checkpoints_are_told(tmp_path: Path) -> None:
-    """One that was sealed and is gone, another run's, and those of the trainer's own saving."""
+    """One that was sealed and is gone, another run's, and those that were saved the other way."""
     saved(tmp_path, [2])
 
     assert "own-step-00000008 was sealed and is gone" in newest(tmp_path, newest_claimed=8).refused[0]
     with pytest.raises(DataError, match="another run's checkpoint"):
         newest(tmp_path, run={"recipe": "other", "seed": 0})
+    check_same_saving(tmp_path, is_own=True)
+    with pytest.raises(ConfigError, match=r"written by the recipe's hooks\.save, and the recipe brings no"):
+        check_same_saving(tmp_path, is_own=False)
     (tmp_path / "other" / "step-00000002").mkdir(parents=True)
-    with pytest.raises(ConfigError, match="the trainer's own saving"):
-        newest(tmp_path / "other")
+    with pytest.raises(ConfigError, match="written by the trainer"):
+        check_same_saving(tmp_path / "other", is_own=True)
 
 
 def test_disk_that_refuses_is_told_and_training_goes_on(tmp_path: Path) -> None:
