@@ -283,7 +283,7 @@ class Recording(Keeping):
 
     @contextmanager
     def again(self, repeat: int) -> Iterator[None]:
-        self._repeat, self._log.silent = repeat, True
+        self._repeat, self._log.silent, self._log.is_soaked = repeat, True, True
         try:
             yield
         finally:

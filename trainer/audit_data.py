@@ -37,11 +37,13 @@ class DrawLog:
         self._inside = False
         self.step = -1  # in work; -1 before the first: what is fetched for checks does not count
         self.silent = False
+        self.is_soaked = False  # workers that are started after a soak fetch again what others have fetched ahead
 
     @contextmanager
     def fetch(self) -> Iterator[None]:
         """One fetch."""
-        if self._inside or self.silent or (self.step < 0 and os.getpid() == self._owner):
+        is_out = self.step < 0 if os.getpid() == self._owner else self.is_soaked
+        if self._inside or self.silent or is_out:
             yield
             return
         found: list[Draw] = []

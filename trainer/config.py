@@ -82,7 +82,7 @@ class TrainJob:
     audit: bool = False  # leave what gates judge by: tensors, samples, random streams, collectives, whole states (trainer/audit.py)
     conditions: Conditions | None = None  # train the hardened recipe
     poison: Poison | None = None
-    soak: int = 0  # after the last update the last step's gradient is computed so many times again: it has to be the same each time
+    soak: int = 0  # the last update is made so many times more, before it counts: its gradient has to be the same each time
     evaluate: bool = False  # measure the quality curve on the judge split every recipe.training.evaluate_every updates
     warmup_steps: int = 0  # excluded from throughput
     max_restarts: int = 0
