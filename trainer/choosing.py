@@ -172,7 +172,7 @@ def _is_uneven_data(facts: Facts, samples: int) -> bool:
 
 def _ends_well(plan: Training, facts: Facts, last: int, least: int) -> bool:
     """Whether the run's last batch, of `last` samples where it is smaller, still has two coupled samples in every micro-batch."""
-    return facts.has_own_order or plan.tail == "drop" or not facts.coupled or last == 0 or last >= least
+    return plan.tail == "drop" or not facts.coupled or last == 0 or last >= least
 
 
 def _has_border(facts: Facts, samples: int, batch: int, steps: int) -> bool:
