@@ -1,8 +1,8 @@
 """Where a run of kill_and_resume dies: seeded faults, each certain to be reached, each with what it is there to show. Pure.
 
 A run of `steps` updates makes a checkpoint after every `every` of them. A death in update s (0-based) leaves the newest checkpoint at or
-before s, since a save under way comes to its end first (trainer/faults.py). A death inside a save strikes the first checkpoint behind its update, and
-leaves that one or the one before.
+before s, since a save under way comes to its end first (trainer/faults.py). A death inside a save strikes the first checkpoint
+behind its update, and leaves that one or the one before.
 """
 
 import random
@@ -129,8 +129,7 @@ def plan_other_ranks(span: Span, *, seed: int, world_sizes: Sequence[int]) -> tu
         plan.world_size = world_sizes[number]
         left = changes - number - 1
         step = plan.step_in(start, start + span.every - 1, left=left) if number == 0 else plan.next_step(left=left)
-        phase = plan.fresh(STEP_PHASES if number == 0 else UNSAVING_PHASES)
-        plan.strike(step, phase, f"comes back on {world_sizes[number + 1]} ranks", kind=draw.choice(KINDS))
+        plan.strike(step, plan.fresh(STEP_PHASES), f"comes back on {world_sizes[number + 1]} ranks", kind=draw.choice(KINDS))
     return tuple(plan.made)
 
 

@@ -13,6 +13,7 @@ from validation.equivalence_legs import is_own
 from validation.records import Condition, PlannedFault, RecoveryRecords, RecoveryRun
 
 DEADLINE_S, STALL_S = 240.0, 30.0  # of one run with all its attempts; of a collective
+MOST_RANKS = 4  # of the twin and of the run that dies most often: eight take twice as long, and the moved run comes back on them
 PLANTED = {
     "repeat_batch_on_resume": "a resume that starts one batch too early, so that data is repeated",
     "stale_moments_on_resume": "a resume whose optimizer starts with empty moments",
@@ -57,6 +58,7 @@ def probe_recovery(bench: Bench) -> RecoveryRecords:
     asked = (plan.request.recipe, plan.world_sizes, policy.steps.value)
     chosen: Chosen = ranks.call("trainer.hardening:choose", *asked, deadline_s=CALL_DEADLINE_S)
     setup = setup_of(bench, chosen.conditions)
+    bench.say(f"ranks die in {', '.join(kill.fault.phase for kill in (*setup.same_ranks, *setup.other_ranks))}")
     twin = setup.run("twin")
     stayed, is_reached = without_unreached(setup.run("killed", setup.same_ranks), is_own=setup.is_own)
     moved = setup.run("moved", setup.other_ranks, setup.other_world_sizes)
@@ -92,20 +94,20 @@ def setup_of(bench: Bench, conditions: Conditions) -> Setup:
 
 
 def first_world_size(world_sizes: Sequence[int], *, is_own: bool) -> int:
-    """Ranks of the twin: the most; for an own trainer two, where it was asked for: more summands may be added in another order."""
-    if not is_own:
-        return max(world_sizes)
-    return min([size for size in world_sizes if size > 1] or [1])
+    """Ranks of the twin: MOST_RANKS at most; for an own trainer two, where it was asked for: more may be added in another order."""
+    several = [size for size in world_sizes if size > 1] or [1]
+    fitting = [size for size in several if size <= MOST_RANKS] or [min(several)]
+    return min(fitting) if is_own else max(fitting)
 
 
 def other_world_sizes(world_sizes: Sequence[int], first: int, *, seed: int, lanes: int, is_own: bool) -> tuple[int, ...]:
-    """Ranks that the moved run comes back on, one after the other: any number, also an odd one; one asked for by an own trainer."""
+    """Ranks that the moved run comes back on: the most, then any number, also an odd one; an own trainer's one that was asked for."""
     draw = random.Random(f"{seed}: numbers of ranks")
     if is_own:
         return (draw.choice([size for size in world_sizes if size != first and size <= 2 * first] or [1 if first > 1 else 2]),)
-    sizes = range(1, min(max(*world_sizes, 2), lanes) + 1)
-    second = draw.choice([size for size in sizes if size != first] or [1])
-    return second, draw.choice([size for size in sizes if size != second] or [1])
+    widest = min(max(*world_sizes, 2), lanes)
+    second = widest if widest > first else draw.choice([size for size in range(1, first + 1) if size != first] or [1])
+    return second, draw.choice([size for size in range(1, widest + 1) if size != second] or [1])
 
 
 def without_unreached(run: RecoveryRun, *, is_own: bool) -> tuple[RecoveryRun, bool]:

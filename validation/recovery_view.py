@@ -46,7 +46,7 @@ def _loads(records: RecoveryRecords) -> Table:
 
 def _held(records: RecoveryRecords) -> Table:
     held = kinds_held(records.twin.states) if readable(records.twin.states) else {}
-    rows = tuple((kind.replace("_", " "), count) for kind, count in held.items())
+    rows = tuple(("others" if kind == "unknown" else kind.replace("_", " "), count) for kind, count in held.items())
     return Table(title="What a state holds, by name", columns=("kind", "parts"), rows=rows)
 
 

@@ -109,11 +109,11 @@ def test_without_an_epochs_middle_ranks_die_all_the_same(epoch_steps: float) -> 
 
 def test_over_seeds_ranks_die_everywhere() -> None:
     """The two runs together strike in every phase, by every kind of death, on every rank."""
-    span = span_of(steps=30, epoch_steps=10.5, extra=0)
+    span = span_of(steps=30, epoch_steps=10.5, extra=2)
     drawn = [
         kill.fault for seed in range(120)
         for kill in (
-            *plan_same_ranks(span, seed=seed, world_size=4, windowed=range(4), kills=4),
+            *plan_same_ranks(span, seed=seed, world_size=4, windowed=range(4), kills=6),
             *plan_other_ranks(span, seed=seed, world_sizes=(4, 2, 1)),
         )
     ]  # fmt: skip
