@@ -33,7 +33,10 @@ def merged(name: str, parts: Sequence[Part], limits: Mapping[int, int]) -> pd.Da
         {"attempt": part.attempt, "world_size": part.start["world_size"], "rank": part.rank, **row}
         for part in parts for row in rows(part, limits[part.attempt])
     ]  # fmt: skip
-    return typed(pd.DataFrame(found, columns=list(columns))).sort_values(list(order), kind="stable", ignore_index=True)
+    table = pd.DataFrame(found, columns=list(columns))
+    if name == "consumed":
+        table = table.explode(["sample_id", "content"])
+    return typed(table).sort_values(list(order), kind="stable", ignore_index=True)
 
 
 def typed(table: pd.DataFrame) -> pd.DataFrame:
@@ -55,9 +58,9 @@ def _digests(part: Part, limit: int) -> Iterator[Row]:
 
 
 def _consumed(part: Part, limit: int) -> Iterator[Row]:
+    """A row a micro-batch, with lists of its samples."""
     for line in _steps("consumed")(part, limit):
-        for sample_id, content in zip(line["sample_ids"], line["contents"], strict=True):
-            yield {**line, "sample_id": sample_id, "content": content}
+        yield {**line, "sample_id": line["sample_ids"].split(), "content": line["contents"].split()}
 
 
 def _streams(part: Part, limit: int) -> Iterator[Row]:

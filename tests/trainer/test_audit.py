@@ -85,8 +85,8 @@ def test_consumed_is_what_the_loss_was_computed_of(tmp_path: Path) -> None:
     found = run.rows("consumed")
 
     assert [row["micro"] for row in found] == [0, 1, 2]
-    assert [row["sample_ids"] for row in found] == [[1028, 1035], [1042], [-1]]
-    assert [row["contents"] for row in found] == [content_digests(batch_of(rows)) for rows in ([4, 5], [9], [7])]
+    assert [row["sample_ids"] for row in found] == ["1028 1035", "1042", "-1"]
+    assert [row["contents"].split() for row in found] == [content_digests(batch_of(rows)) for rows in ([4, 5], [9], [7])]
     assert not any(row["poisoned"] for row in found)
 
 
@@ -100,7 +100,7 @@ def test_a_loss_that_works_in_place_is_seen_before(tmp_path: Path) -> None:
     run = bench(tmp_path, loss=spoils)
     run.step(0, ROWS)
 
-    assert run.rows("consumed")[0]["contents"] == content_digests(batch_of())
+    assert run.rows("consumed")[0]["contents"].split() == content_digests(batch_of())
 
 
 def test_every_stage_is_digested(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def left(folder: Path, attempt: int, rank: int, resumed_from: int, steps: range)
     part.write("start", {"resumed_from_step": resumed_from, "world_size": 2})
     mark = f"{attempt}{rank}"
     for step in steps:
-        part.add_line("consumed", {"step": step, "micro": 0, "sample_ids": [7, 5], "contents": ["a", "b"], "poisoned": step == 2})
+        part.add_line("consumed", {"step": step, "micro": 0, "sample_ids": "7 5", "contents": "a b", "poisoned": step == 2})
         for stage in ("reduced", "weight"):
             part.add_line("digests", {"step": step, "stage": stage, "tensor": "fc", "sha256": f"{mark}{step}"})
         part.add_line("streams", {"step": step, "drawer": "model", "generator": "torch", "state": f"{mark}{step}"})
