@@ -31,6 +31,7 @@ class Probe:
     steps: int
     repeats: int  # of a soak
     brought: tuple[str, ...]
+    poisoned_step: int
     legs: list[Leg] = field(default_factory=list)
     compared: list[dict[str, Any]] = field(default_factory=list)  # runs that the reference is asked about
     counts: list[EvaluationCount] = field(default_factory=list)
@@ -84,7 +85,7 @@ class Probe:
         if name == "unclipped":
             options["conditions"] = replace(self.conditions, clip_norm=None)
         if name in ("spike", "overflow"):
-            options["poison"] = Poison(kind=name, rank=world_size - 1, step=self.steps // 2)  # type: ignore[arg-type]
+            options["poison"] = Poison(kind=name, rank=world_size - 1, step=self.poisoned_step)  # type: ignore[arg-type]
         if name == "soak":
             options["soak"] = self.repeats
         if name in ("exact", "own") and "evaluate" in self.brought:
@@ -104,13 +105,14 @@ def probe_equivalence(bench: Bench) -> EquivalenceRecords:
     recipe, steps = plan.request.recipe, policy.steps.value
     chosen = ranks.call("trainer.hardening:choose", recipe, plan.world_sizes, steps, deadline_s=CALL_DEADLINE_S)
     bench.say(f"hard conditions: {_named(chosen.held)}")
-    probe = Probe(bench, chosen.conditions, steps, policy.soak_repeats.value, plan.facts.brought)
+    bench.say("what one process would do; finite differences")
+    asked = (recipe, chosen.conditions)
+    expected = ranks.call("trainer.reference:expectations", *asked, steps, deadline_s=CALL_DEADLINE_S)
+    probe = Probe(bench, chosen.conditions, steps, policy.soak_repeats.value, plan.facts.brought, poisoned_step(expected.expected, steps))
     for name, world_size in required_legs(plan.facts.brought, plan.world_sizes, chosen.held):
         probe.run(name, world_size)
     planted = probe.plant()
-    bench.say("float64 reference, float noise of every tensor, finite differences")
-    asked = (recipe, chosen.conditions)
-    expected = ranks.call("trainer.reference:expectations", *asked, steps, deadline_s=CALL_DEADLINE_S)
+    bench.say("float64 reference, and float noise of every tensor")
     errors: pd.DataFrame = ranks.call("trainer.reference:gradient_errors", *asked, probe.compared, steps, deadline_s=CALL_DEADLINE_S)
     is_planted = errors["leg"] == "planted"
     return EquivalenceRecords(
@@ -121,6 +123,16 @@ def probe_equivalence(bench: Bench) -> EquivalenceRecords:
         planted_errors=errors[is_planted].assign(leg="training").reset_index(drop=True), worker_seconds=bench.worker_seconds,
         plain_seconds=probe.plain_seconds,
     )  # fmt: skip
+
+
+def poisoned_step(expected: pd.DataFrame, steps: int) -> int:
+    """The step whose bad micro-batch is told from the others by its sample ids: near the middle, with no sample in it twice.
+
+    A step across an epoch's end may hold a sample twice. Args: expected, EXPECTED_COLUMNS.
+    """
+    twice = set(expected.loc[expected.duplicated(["step", "sample_id"]), "step"])
+    order = sorted(range(steps), key=lambda step: (abs(step - steps // 2), step))
+    return next((step for step in order if step not in twice), steps // 2)
 
 
 def _named(held: tuple[Condition, ...]) -> str:
