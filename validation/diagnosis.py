@@ -103,7 +103,7 @@ def _gradient(divergence: Divergence) -> Diagnosis:
         words = "the gradient is right for the weights the run had, and these were not the reference's before the first update"
         return _said("initial_weights", divergence, words)
     if 1 not in divergence.found and divergence.world_size > 1:
-        words = "ranks are normalised, sampled or computed each for itself"
+        words = "ranks are normalised, clipped or computed each for itself"
         return _said("per_rank", divergence, f"{_amounts(tensors, divergence.total)}: {words}")
     if divergence.micro_batches.get(1, 1) > 1:
         words = "micro-batches are normalised or clipped each for itself"
@@ -155,7 +155,7 @@ def uniform_factor(tensors: Sequence[TensorError]) -> float | None:
 def _is_scaled(row: TensorError, factor: float) -> bool:
     """Whether a tensor is `factor` times the right one, float noise aside."""
     off = abs(row.scale - 1)
-    residue = math.sqrt(max(0.0, row.rel_err**2 - off**2))
+    residue = math.sqrt(max(0.0, (row.rel_err - off) * (row.rel_err + off)))  # a power of a huge number raises, a product does not
     spread = SAME * min(1.0, max(abs(factor), SAME), 10 * abs(factor - 1))  # a factor of 1.01 has to be told from one of 1.001
     return abs(row.scale - factor) <= spread and residue <= RESIDUE * off
 

@@ -169,4 +169,9 @@ class Diagnosis:
         return KINDS[self.kind].next_step
 
     def __str__(self) -> str:
-        return f"{self.words}: {self.next_step}"
+        return f"{self.kind.replace('_', ' ')}: {self.words}; {self.next_step}"
+
+
+def said(kind: Kind, words: str) -> str:
+    """A diagnosis as text: its kind, what was seen, what to do next."""
+    return str(Diagnosis(kind=kind, words=words))

@@ -5,7 +5,7 @@ import math
 from collections.abc import Iterator
 
 from validation.completeness import absent_columns, listed
-from validation.diagnosis_kinds import KINDS
+from validation.diagnosis_kinds import said
 from validation.equivalence_legs import LEGS, finished, place
 from validation.equivalence_streams import rates, updates_of
 from validation.policy import EquivalencePolicy
@@ -32,7 +32,7 @@ def _moved_check(pairs: list[tuple[Leg, Frame]]) -> list[Check]:
             if not moved > 0 and any(rates(text)):  # NaN did not move either; at a rate of zero nothing has to
                 idle += 1
                 where = where or f"first in {place(leg, step, rank)}"
-    action = f"the update changes no weight: {KINDS['nothing_moves'].next_step}" if idle else ""
+    action = said("nothing_moves", "the update changes no weight") if idle else ""
     return [check("updates that changed nothing", float(idle), "==", 0, unit="", source=LEARNING, where=where, action=action)]
 
 
@@ -45,7 +45,7 @@ def _still_check(pairs: list[tuple[Leg, Frame]], records: EquivalenceRecords) ->
                 still.setdefault(name, place(leg, rank=rank))
     names = sorted(still)
     where = f"{listed(names)}; first in {still[names[0]]}" if names else ""
-    action = f"{listed(names)} never changed: {KINDS['still'].next_step}" if names else ""
+    action = said("still", f"{listed(names)} never changed") if names else ""
     return [check("tensors that never changed", float(len(names)), "==", 0, unit="", source=DECLARED, where=where, action=action)]
 
 
@@ -90,7 +90,7 @@ def clip_checks(records: EquivalenceRecords, policy: EquivalencePolicy) -> list[
     if not held:
         return []
     most = 1 + policy.norm_excess.value
-    action = "" if worst <= most else f"the optimizer was handed more than the limit: {KINDS['clipping'].next_step}"
+    action = "" if worst <= most else said("clipping", "the optimizer was handed more than the limit")
     name = "norm of the handed gradient"
     return [check(name, worst, "<=", most, unit="x the limit", source=policy.norm_excess.source, where=where, action=action)]
 

@@ -9,7 +9,7 @@ import pandas as pd
 
 from validation.completeness import absent_columns, listed
 from validation.diagnosis_data import diagnose_samples
-from validation.diagnosis_kinds import KINDS
+from validation.diagnosis_kinds import said
 from validation.equivalence_legs import LEGS, finished, place
 from validation.errors import EvidenceError
 from validation.ledger import LedgerDifference, compare_order
@@ -129,7 +129,7 @@ def _content_check(legs: list[tuple[Leg, Frame]], expected: Frame) -> list[Check
             where = f"first in {place(leg, row['step'], ranks['rank'].min())}: sample {row['sample_id']}"
     if foretold.empty or not legs:
         return []
-    action = f"the sample's id is right and its bytes are not: {KINDS['content'].next_step}" if wrong else ""
+    action = said("content", "the sample's id is right and its bytes are not") if wrong else ""
     return [check("samples with other contents", float(wrong), "==", 0, unit="", source=ONE_PROCESS, where=where, action=action)]
 
 
@@ -146,7 +146,7 @@ def _claims_check(legs: list[tuple[Leg, Frame]]) -> list[Check]:
             what = "is claimed and no loss was computed of it" if row["more"] > 0 else "is not claimed, but a loss was computed of it"
             where = f"first in {place(leg, row['step'])}: sample {row['sample_id']} {what}"
     source = "the ledger is what a resume and an audit go by"
-    action = f"the ledger and the losses do not speak of the same samples: {KINDS['claims'].next_step}" if wrong else ""
+    action = said("claims", "the ledger and the losses do not speak of the same samples") if wrong else ""
     name = "steps whose ledger is not what was consumed"
     return [check(name, float(wrong), "==", 0, unit="", source=source, where=where, action=action)] if held else []
 
@@ -171,7 +171,7 @@ def _order_check(records: EquivalenceRecords) -> list[Check]:
         return []
     wrong = [size for size, ledger in found.items() if ledger.wrong]
     where = f"W={wrong[0]}, {found[wrong[0]]}" if wrong else ""
-    action = f"samples stand at other positions: {KINDS['order'].next_step}" if wrong else ""
+    action = said("order", "samples stand at other positions") if wrong else ""
     total = float(sum(ledger.wrong for ledger in found.values()))
     return [check("wrong ledger positions", total, "==", 0, unit="", source=PERMUTATION, where=where, action=action)]
 
@@ -188,6 +188,6 @@ def _epoch_check(records: EquivalenceRecords) -> list[Check]:
         return []
     is_same = bool(np.array_equal(first[: len(second)], second))
     where = f"{place(legs[0])}: {len(second)} samples come again as they came" if is_same else ""
-    action = f"each epoch has the order of the first: {KINDS['epoch_order'].next_step}" if is_same else ""
+    action = said("epoch_order", "each epoch has the order of the first") if is_same else ""
     source = "a new order in each epoch; a sampler that is meant to keep it excludes the condition epoch_border"
     return [check("epochs in the same order", float(is_same), "==", 0, unit="", source=source, where=where, action=action)]

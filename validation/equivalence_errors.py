@@ -6,7 +6,7 @@ import numpy as np
 
 from validation.completeness import absent_columns, listed
 from validation.diagnosis import STAGE_WORDS, diagnose
-from validation.diagnosis_kinds import KINDS
+from validation.diagnosis_kinds import said
 from validation.equivalence_legs import LEGS, finished
 from validation.equivalence_poison import without_skipped
 from validation.noise import beyond, errors_in_noise, first_beyond, first_divergence, worst_row
@@ -77,17 +77,15 @@ def slope_checks(records: EquivalenceRecords, policy: EquivalencePolicy) -> list
     if absent_columns(records.slopes, SLOPE_COLUMNS) or records.slopes.empty:
         return []
     rows = records.slopes.sort_values("tensor").reset_index(drop=True)
-    row = worst_row(rows.assign(in_noise=rows["rel_err"].where(rows["rel_err"] >= 0)))
+    rows = rows.assign(in_noise=rows["rel_err"].where(rows["rel_err"] >= 0))  # a negative error is no number
+    row = worst_row(rows)
     limit = policy.slope_max
-    wrong = sorted(name for name in rows[~(rows["rel_err"] <= limit.value)]["tensor"] if name != ALL_TENSORS)
-    action = (
-        f"autograd and finite differences disagree in {listed(wrong)}: {KINDS['shared'].next_step}"
-        if not row["rel_err"] <= limit.value
-        else ""
-    )
+    wrong = sorted(name for name in beyond(rows, limit.value)["tensor"] if name != ALL_TENSORS)
+    words = f"autograd and finite differences disagree in {listed(wrong or [ALL_TENSORS])}"
+    action = "" if row["in_noise"] <= limit.value else said("shared", words)
     return [
         check(
-            "finite differences, worst tensor", float(row["rel_err"]), "<=", limit.value, unit="relative error", source=limit.source,
+            "finite differences, worst tensor", float(row["in_noise"]), "<=", limit.value, unit="relative error", source=limit.source,
             where=f"tensor {row['tensor']}: autograd {row['analytic']:.6g}, finite differences {row['numeric']:.6g}", action=action,
         )
     ]  # fmt: skip

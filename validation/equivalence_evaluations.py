@@ -4,7 +4,7 @@ import math
 from collections import Counter
 
 from validation.completeness import listed
-from validation.diagnosis_kinds import KINDS
+from validation.diagnosis_kinds import said
 from validation.policy import EquivalencePolicy
 from validation.records import EquivalenceRecords, EvaluationCount
 from validation.verdict import Check, Table, check
@@ -26,10 +26,10 @@ def evaluation_checks(records: EquivalenceRecords, policy: EquivalencePolicy) ->
         where = f"first at W={item.world_size}: {len(item.sample_ids)} counted of {len(records.judged_ids)}; "
         where += f"too often: {listed(twice)}; never: {listed(never)}"
         padded = "padding repeats samples" if twice and not never else "the split is not covered once"
-        action = f"{padded}: {KINDS['evaluation'].next_step}"
+        action = said("evaluation", padded)
     off = max(counts, key=lambda item: (math.isnan(_difference(item)), _difference(item)))
     limit = policy.evaluation_max
-    words = f"another quality than a plain evaluation of the same weights: {KINDS['evaluation'].next_step}"
+    words = said("evaluation", "another quality than a plain evaluation of the same weights")
     return [
         check("evaluation: samples counted twice or never", float(total), "==", 0, unit="", source=ONCE, where=where, action=action),
         check(

@@ -1,6 +1,7 @@
 """What has to be the same bits: everything at every world size for our trainer, everything within a world size for an own one."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pandas as pd
 
@@ -25,16 +26,17 @@ def bit_checks(records: EquivalenceRecords) -> list[Check]:
     for name in ("exact", "real"):
         legs = finished(records.legs, name)
         checks += [*digest_check(f"{name} leg: digests that differ", legs, across=True), *_state_check(name, legs)]
-    return [*checks, *digest_check("own leg: digests that differ between ranks", finished(records.legs, "own"), across=False)]
+    unclipped = finished(records.legs, "unclipped")
+    name = "own leg: digests that differ between ranks"
+    return [*checks, *digest_check(name, finished(records.legs, "own"), across=False, unclipped=unclipped)]
 
 
-def digest_check(name: str, legs: Sequence[Leg], *, across: bool, since: int = 0) -> list[Check]:
+def digest_check(name: str, legs: Sequence[Leg], *, across: bool, unclipped: Sequence[Leg] = ()) -> list[Check]:
     """One check that bits agree; none without digests.
 
-    Args: legs, of one name; across, also between world sizes; since, the first step that is looked at.
+    Args: legs, of one name; across, also between world sizes; unclipped, legs without clipping, which show gradients from before it.
     """
     digests = digests_of(legs, COMPARED)
-    digests = digests[digests["step"] >= since] if len(digests) else digests
     if digests.empty:
         return []
     differ = differences(digests, across=across)
@@ -43,7 +45,7 @@ def digest_check(name: str, legs: Sequence[Leg], *, across: bool, since: int = 0
         first = differ.iloc[0]
         stage = STAGE_WORDS.get(str(first["stage"]), str(first["stage"]))
         where = f"first at step {first['step']}, {stage}, tensor {first['tensor']}, W={first['world_size']}, rank {first['rank']}"
-        action = str(diagnose_ranks(first_difference(digests, differ)))
+        action = str(diagnose_ranks(_before_clipping(first_difference(digests, differ), unclipped)))
     source = EXACT if across else REPLICAS
     return [check(name, float(len(differ)), "==", 0, unit="", source=source, where=where, action=action)]
 
@@ -91,6 +93,15 @@ def first_difference(digests: Frame, differ: Frame) -> BitDifference:
         agreeing=tuple(name for name in earlier if name in set(moment["stage"])),
         absent=tuple(name for name in tensors if 0 < holders.get(name, 0) < size),
     )  # fmt: skip
+
+
+def _before_clipping(difference: BitDifference, unclipped: Sequence[Leg]) -> BitDifference:
+    """Count ranks as agreeing before clipping where a leg without clipping says so and the step itself shows nothing."""
+    digests = digests_of([leg for leg in unclipped if leg.world_size == difference.world_size], ["clipped"])
+    digests = digests[digests["step"] == difference.step] if len(digests) else digests
+    if difference.stage != "clipped" or digests.empty or digests.groupby("tensor")["sha256"].nunique().gt(1).any():
+        return difference
+    return replace(difference, agreeing=("reduced",))
 
 
 def _state_check(name: str, legs: Sequence[Leg]) -> list[Check]:

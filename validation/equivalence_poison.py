@@ -8,7 +8,7 @@ import math
 from typing import Literal, NamedTuple
 
 from validation.completeness import absent_columns, listed
-from validation.diagnosis_kinds import KINDS
+from validation.diagnosis_kinds import said
 from validation.equivalence_exact import digest_check
 from validation.equivalence_legs import finished, place
 from validation.equivalence_streams import rates, updates_of
@@ -84,11 +84,11 @@ def _answer_check(records: EquivalenceRecords, name: str) -> list[Check]:
         wrong = [item for item in found if item.answer != found[0].answer]
     where, action = "", ""
     if wrong:
-        said = "; ".join(f"W={item.leg.world_size} {WORDS[item.answer]}{f' ({item.detail})' if item.detail else ''}" for item in found)
+        each = "; ".join(f"W={item.leg.world_size} {WORDS[item.answer]}{f' ({item.detail})' if item.detail else ''}" for item in found)
         step = wrong[0].step if wrong[0].step >= 0 else None
-        where, action = f"{place(wrong[0].leg, step)}: {said}", f"ranks do not answer alike: {KINDS['poison'].next_step}"
+        where, action = f"{place(wrong[0].leg, step)}: {each}", said("poison", "ranks do not answer alike")
         if name == "overflow" and wrong[0].answer in ("used", "spoiled"):
-            action = f"an infinite loss went into the weights: {KINDS['poison'].next_step}"
+            action = said("poison", "an infinite loss went into the weights")
     check_name = f"{name} leg: runs with a wrong answer"
     return [check(check_name, float(len(wrong)), "==", 0, unit="", source=TOGETHER, where=where, action=action)]
 
@@ -106,7 +106,7 @@ def _rates_check(name: str, legs: list[Leg]) -> list[Check]:
             if len({rates(text) for text in at["rates"]}) > 1:
                 wrong += 1
                 where = where or f"first in {place(leg, step)}: {listed(sorted(set(at['rates'])))}"
-    action = f"ranks do not count the step alike: {KINDS['poison'].next_step}" if wrong else ""
+    action = said("poison", "ranks do not count the step alike") if wrong else ""
     name = f"{name} leg: steps whose ranks have other learning rates"
     return [check(name, float(wrong), "==", 0, unit="", source=TOGETHER, where=where, action=action)] if held else []
 

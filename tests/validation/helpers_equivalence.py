@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -59,7 +60,12 @@ def share(step: int, rank: int, size: int) -> tuple[int, ...]:
 
 
 def leg(name: str, size: int, *, own: bool = False, **changes: Any) -> Leg:
-    """A clean leg."""
+    """A clean leg; its tables are shared, so copy before writing into one."""
+    return replace(_clean_leg(name, size, own), **changes)
+
+
+@cache
+def _clean_leg(name: str, size: int, own: bool) -> Leg:
     precision = "float64" if name in ("logic", "unclipped") else "float32"
     salt = size if own else 0  # an own reduction has other bits at other world sizes
     ranks = [(step, rank) for step in range(STEPS) for rank in range(size)]
@@ -74,7 +80,11 @@ def leg(name: str, size: int, *, own: bool = False, **changes: Any) -> Leg:
         (rank, step, number % 2, sample, f"c{sample}", name in ("spike", "overflow") and step == POISONED and rank == 0 and number % 2 == 0)
         for step, rank in ranks for number, sample in enumerate(share(step, rank, size))
     ]  # fmt: skip
-    ledger = [(step, rank, step * BATCH + rank + number * size, sample) for step, rank in ranks for number, sample in enumerate(share(step, rank, size))]
+    ledger = [
+        (step, rank, step * BATCH + rank + number * size, sample)
+        for step, rank in ranks
+        for number, sample in enumerate(share(step, rank, size))
+    ]
     streams = [(rank, step, drawer, "torch", bits(rank, step, drawer)[:16]) for step, rank in ranks for drawer in ("model", "data")]
     given: dict[str, Any] = {
         "name": name, "world_size": size, "parallel": "ddp", "reduction": "own" if own else "fast" if name == "fast" else "exact",
@@ -86,7 +96,7 @@ def leg(name: str, size: int, *, own: bool = False, **changes: Any) -> Leg:
     }  # fmt: skip
     if name == "overflow":
         given["stopped"] = "rank 0: the loss is infinite in step 3"
-    return Leg(**{**given, **changes})
+    return Leg(**given)
 
 
 def errors(brought: Sequence[str] = (), in_noise: float = 1.0, legs: Sequence[tuple[str, int]] | None = None) -> pd.DataFrame:
@@ -149,8 +159,10 @@ def _changed_leg(found: Leg, changes: dict[str, Any]) -> Leg:
 def changed(table: pd.DataFrame, column: str, value: Any, **where: Any) -> pd.DataFrame:
     """A copy with `column` set to `value` in the rows that match; a set or list matches each of its members."""
     copy = table.copy()
-    picks = [table[name].isin(wanted) if isinstance(wanted, (set, list, tuple)) else table[name] == wanted for name, wanted in where.items()]
-    copy.loc[np.logical_and.reduce(picks), column] = value
+    picks = [
+        table[name].isin(wanted) if isinstance(wanted, (set, list, tuple)) else table[name] == wanted for name, wanted in where.items()
+    ]
+    copy.loc[np.logical_and.reduce(picks) if picks else slice(None), column] = value
     return copy
 
 
