@@ -97,7 +97,9 @@ def _entries() -> list[dict[str, Any]]:
 
 
 def _dump() -> Callable[[bool, bool], str] | None:
-    return getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
+    """nccl's own recorder where it is in use, else the one of all backends."""
+    own = getattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", None) if dist.get_backend() == "nccl" else None
+    return own or getattr(torch._C._distributed_c10d, "_dump_fr_trace_json", None)
 
 
 def _dtype(entry: dict[str, Any]) -> str:

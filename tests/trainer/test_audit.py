@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import pickle
+import timeit
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,20 @@ def test_off_is_nothing(tmp_path: Path) -> None:
     assert run.audit.data(split) is split
     assert not run.optimizer._optimizer_step_pre_hooks
     assert not run.parts.tables
+
+
+def test_off_costs_nothing(tmp_path: Path) -> None:
+    """A step's calls without an audit take a few microseconds."""
+    audit, batch, loss = Audit.of(tiny_job(tmp_path), World(rank=0, world_size=1), Kept(tmp_path)), batch_of(), (torch.ones(()),) * 2
+
+    def calls() -> None:
+        audit.begin(0)
+        for micro in range(8):
+            audit.loss(0, micro, None, batch, lambda: loss)
+        audit.reduced(0)
+        audit.end(0)
+
+    assert min(timeit.repeat(calls, number=100, repeat=5)) / 100 < 5e-5
 
 
 def test_consumed_is_what_the_loss_was_computed_of(tmp_path: Path) -> None:
