@@ -257,3 +257,10 @@ def test_a_diagnosis_reads_as_one_sentence() -> None:
     """Kind, what was seen, what to do."""
     assert str(Diagnosis(kind="no_reduction", words="ranks disagree")) == said("no_reduction", "ranks disagree")
     assert said("no_reduction", "ranks disagree").startswith("no reduction: ranks disagree; call the wrapped module")
+
+
+def test_next_steps_tell_kinds_apart() -> None:
+    """No kind's next step stands in another's, so that an action names one kind."""
+    steps = [meaning.next_step for meaning in KINDS.values()]
+
+    assert all(one not in other for number, one in enumerate(steps) for place, other in enumerate(steps) if number != place)
