@@ -14,6 +14,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainer.dataset import seed_streams
+from trainer.hooks import PATH, brought
 from trainer.recipe import Batch, Recipe
 from trainer.reduce import all_gather
 from trainer.world import World
@@ -217,12 +218,17 @@ def _gradients(recipe: Recipe, model: nn.Module, loss_sum: Tensor) -> tuple[Tens
 
 
 def _check_doubling(recipe: Recipe, model: nn.Module, batch: Batch) -> None:
-    """Every sample twice must give twice the sum and twice the weight; a mean does not."""
+    """Every sample twice must give twice the sum and twice the weight; a mean does not.
+
+    A recipe that brings a path of its own may gather samples over ranks (a contrastive loss): it is compared with whole batches.
+    """
     with evaluating(model):
         once = [value.item() for value in recipe.loss(model, batch)]
         twice = [value.item() for value in recipe.loss(model, Batch(*(torch.cat((item, item)) for item in batch)))]
     slack = DOUBLING_TOLERANCE * (abs(once[0]) + abs(twice[0]) + once[1] * 1e-3)
-    if abs(twice[0] - 2 * once[0]) > slack or abs(twice[1] - 2 * once[1]) > DOUBLING_TOLERANCE * twice[1]:
+    is_mean = abs(twice[1] - 2 * once[1]) > DOUBLING_TOLERANCE * twice[1] or abs(twice[0] - once[0]) <= slack < abs(once[0])
+    is_coupling = abs(twice[0] - 2 * once[0]) > slack
+    if is_mean or (is_coupling and not set(PATH) & set(brought(getattr(recipe, "hooks", None)))):
         raise RecipeError(
             f"recipe {recipe.name}: with every sample twice, loss gives (sum, weight) = ({twice[0]:.6g}, {twice[1]:.6g}) after "
             f"({once[0]:.6g}, {once[1]:.6g}). It is a mean, or couples samples of a batch, so it cannot be split over ranks. "

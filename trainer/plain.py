@@ -33,7 +33,7 @@ class Setting:
 
     limit: float | None  # of the global gradient norm
     slack: float = SLACK  # clipping scales by limit / (norm + slack)
-    poisoned: frozenset[tuple[int, int]] = frozenset()  # (step, sample id) whose loss counts SPIKE times
+    poisoned: frozenset[tuple[int, int]] = frozenset()  # (step, place in its samples) whose loss counts SPIKE times
 
     def until(self, step: int) -> "Setting":
         """The same as far as it matters up to and with a step: settings that differ later alone are equal."""
@@ -111,12 +111,12 @@ def pieces(problem: Problem, setting: Setting, step: int, shuffled: torch.Genera
     if shuffled is not None:
         parts = [_reordered(part, shuffled) for part in parts]
         parts = parts if problem.coupled else [piece for part in parts for piece in _recut(part, shuffled)]
-    spoiled = np.array([sample for at, sample in setting.poisoned if at == step], dtype=np.int64)
+    spoiled = np.array([place for at, place in setting.poisoned if at == step], dtype=np.int64)
     if not len(spoiled):
         return [(part.batch, 1.0) for part in parts]
     found = []
     for part in parts:
-        struck = np.isin(part.ids, spoiled)
+        struck = np.isin(part.places, spoiled)
         sides = ((~struck, 1.0), (struck, SPIKE)) if not problem.coupled else ((np.ones_like(struck), SPIKE if struck.all() else 1.0),)
         found += [(part.part(np.flatnonzero(side)).batch, factor) for side, factor in sides if side.any()]
     return found
@@ -150,10 +150,10 @@ def rates_of(optimizer: Optimizer) -> str:
 
 def _recut(part: Part, draw: torch.Generator) -> list[Part]:
     """Cut at random places."""
-    count, size = int(torch.randint(2, MOST_PIECES + 1, (), generator=draw)), len(part.ids)
+    count, size = int(torch.randint(2, MOST_PIECES + 1, (), generator=draw)), len(part.places)
     cuts = torch.randint(0, size + 1, (count - 1,), generator=draw).sort().values.tolist()
     return [part.part(slice(first, last)) for first, last in pairwise([0, *cuts, size]) if last > first]
 
 
 def _reordered(part: Part, draw: torch.Generator) -> Part:
-    return part.part(torch.randperm(len(part.ids), generator=draw).numpy())
+    return part.part(torch.randperm(len(part.places), generator=draw).numpy())

@@ -42,12 +42,12 @@ class Samples(NamedTuple):
 class Part(NamedTuple):
     """Fetched samples."""
 
-    ids: Rows  # (B,) sample ids
+    places: Rows  # (B,) where in the step's samples they stand; an id may stand there twice where an epoch ends inside a batch
     batch: Batch
 
     def part(self, chosen: Any) -> "Part":
         """Some of them, by slice or index."""
-        return Part(self.ids[chosen], Batch(*(value[chosen] for value in self.batch)))
+        return Part(self.places[chosen], Batch(*(value[chosen] for value in self.batch)))
 
 
 Parts = tuple[Part, ...]  # of one step: more than one where samples have to stay apart
@@ -71,10 +71,10 @@ class Problem:
         """Whether the recipe chooses its rows itself."""
         return bool({"sampler", "loader"} & set(self.brought))
 
-    @property
-    def is_own(self) -> bool:
-        """Whether the recipe brings any part of the path that decides the weights: its batches are never cut."""
-        return bool(set(PATH) & set(self.brought))
+    def ids(self, step: int) -> Rows:
+        """Sample ids of a step, in order."""
+        found: Rows = self.data.sample_ids[self.samples[step].rows]
+        return found
 
 
 def load_problem(recipe: Recipe, steps: int) -> Problem:
@@ -87,10 +87,10 @@ def load_problem(recipe: Recipe, steps: int) -> Problem:
         samples, parts = _loaded(recipe, data, steps)
     else:
         samples = _own_order(recipe, steps) if "sampler" in mine else _order(recipe, data, steps)
-        parts = tuple((_fetched(data, batch),) for batch in samples)
+        parts = tuple(_fetched(data, [batch]) for batch in samples)
     coupled = is_coupled(recipe, fresh_model(recipe, torch.float64), doubled(parts[0][0].batch))
     if coupled and not set(PATH) & set(mine):
-        parts = tuple(tuple(_fetched(data, part) for part in _as_the_loop_cuts(recipe, batch)) for batch in samples)
+        parts = tuple(_fetched(data, _as_the_loop_cuts(recipe, batch)) for batch in samples)
     return Problem(recipe, data, samples, parts, _all_steps(recipe, len(data)), coupled, mine, _state(recipe))
 
 
@@ -140,7 +140,7 @@ def _loaded(recipe: Recipe, data: SplitData, steps: int) -> tuple[tuple[Samples,
             break
         rows = np.concatenate([*found.rows, np.empty(0, dtype=np.int64)])
         samples.append(Samples(rows, np.empty(0, dtype=np.uint64)))
-        parts.append(_joined([Part(data.sample_ids[part], batch) for part, batch in zip(*found, strict=True)]))
+        parts.append(_joined(_placed(found.batches)))
         position = order.span(position).stop
     _check_own(recipe, [len(batch.rows) for batch in samples])
     return tuple(samples), tuple(parts)
@@ -151,7 +151,7 @@ def _joined(parts: Sequence[Part]) -> Parts:
     if len({tuple((value.shape[1:], value.dtype) for value in part.batch) for part in parts}) != 1:
         return tuple(parts)
     batch = Batch(*(torch.cat(values) for values in zip(*(part.batch for part in parts), strict=True)))
-    return (Part(np.concatenate([part.ids for part in parts]), batch),)
+    return _placed([batch])
 
 
 def _check_own(recipe: Recipe, sizes: Sequence[int]) -> None:
@@ -183,5 +183,11 @@ def _all_steps(recipe: Recipe, size: int) -> int:
     return math.ceil(_there(recipe, size) / recipe.training.global_batch_size)
 
 
-def _fetched(data: SplitData, samples: Samples) -> Part:
-    return Part(data.sample_ids[samples.rows], fetch(data, *samples))
+def _fetched(data: SplitData, cuts: Sequence[Samples]) -> Parts:
+    return _placed([fetch(data, *samples) for samples in cuts])
+
+
+def _placed(batches: Sequence[Batch]) -> Parts:
+    """Batches of one step, in its order."""
+    ends = np.cumsum([len(batch.weights) for batch in batches])
+    return tuple(Part(np.arange(end - len(batch.weights), end), batch) for batch, end in zip(batches, ends, strict=True))

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from trainer import runlog
+from trainer.audit import content_digests
 from trainer.conditions import Expectations as Expectations
 from trainer.config import Conditions
 from trainer.expecting import contents_of
@@ -59,7 +60,7 @@ def expectations(recipe_path: str, conditions: Conditions | None, steps: int) ->
     recipe = load_recipe(recipe_path)
     problem = load_problem(hardened(recipe, conditions, dropout=False), steps)
     contents = contents_of(hardened(recipe, conditions), problem, steps)
-    ids = [problem.data.sample_ids[samples.rows].tolist() for samples in problem.samples]
+    ids = [problem.ids(step).tolist() for step in range(len(problem.samples))]
     excludes = getattr(recipe, "excludes", {})
     table, why = (
         no_slopes(f"excluded by the recipe: {excludes['finite_differences']}") if "finite_differences" in excludes else slopes(problem)
@@ -109,7 +110,7 @@ class _Bench:
     def rows(self, run: _Run) -> Iterator[Row]:
         """One run's rows."""
         steps = len(self.problem.parts)
-        poisoned, end = (frozenset(), steps) if run.poison is None else _poisoned(run, steps)
+        poisoned, end = (frozenset(), steps) if run.poison is None else _poisoned(run, self.problem)
         kept = _kept(run.folder, self._training(Setting(limit=self.problem.recipe.training.clip_norm)), end)
         setting = self._setting(run, kept, poisoned)
         for step, moment in enumerate(self._training(setting)[:end]):
@@ -159,17 +160,31 @@ class _Bench:
         return {stage: value for stage, value in right.items() if _left(kept, step, "after" if stage == "weight" else stage)}
 
 
-def _poisoned(run: _Run, steps: int) -> tuple[frozenset[tuple[int, int]], int]:
-    """(step, sample id) of the micro-batch that was poisoned, and the step that the comparison ends before."""
+def _poisoned(run: _Run, problem: Problem) -> tuple[frozenset[tuple[int, int]], int]:
+    """(step, place in its samples) of the micro-batch that was poisoned, and the step that the comparison ends before."""
     at = run.poison["step"] if isinstance(run.poison, Mapping) else run.poison.step
     kind = run.poison["kind"] if isinstance(run.poison, Mapping) else run.poison.kind
     consumed, updates = runlog.load_consumed(run.folder), runlog.load_updates(run.folder)
-    struck = consumed[consumed["poisoned"].astype(bool)]
-    pairs = frozenset(zip(struck["step"].astype(int), struck["sample_id"].astype(int), strict=True))
     is_skipped = bool((updates.loc[updates["step"] == at, "moved"] == 0).all())
-    if kind != "spike" or is_skipped or any(sample < 0 for _, sample in pairs):
-        return frozenset(), min(at, steps)
-    return pairs, steps
+    struck = consumed[consumed["poisoned"].astype(bool) & (consumed["step"] == at)]
+    if kind != "spike" or is_skipped or at >= len(problem.parts) or (struck["sample_id"] < 0).any():
+        return frozenset(), min(at, len(problem.parts))
+    places = places_of(problem, at, list(zip(struck["sample_id"], struck["content"], strict=True)))
+    return frozenset((at, place) for place in places), len(problem.parts)
+
+
+def places_of(problem: Problem, step: int, samples: Sequence[tuple[int, str]]) -> list[int]:
+    """Where (sample id, content) stand in a step: of an id that stands there twice the one of that content. Strangers are left out."""
+    contents = [content for part in problem.parts[step] for content in content_digests(part.batch)]
+    free = list(enumerate(zip(problem.ids(step).tolist(), contents, strict=True)))
+    found = []
+    for sample, content in samples:
+        alike = [entry for entry in free if entry[1][0] == sample]
+        best = next((entry for entry in alike if entry[1][1] == content), alike[0] if alike else None)
+        if best is not None:
+            free.remove(best)
+            found.append(best[0])
+    return found
 
 
 def _slack(found: Mapping[str, Tensor], norm: float, limit: float, precision: str) -> float:

@@ -10,10 +10,12 @@ off by a factor of 1.001 in half of its features, 7e-3 at 1.01. A limit of 1e-4 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainer.plain import Gradients, Setting, mean_gradients, pieces, whole_norm
 from trainer.problem import Problem, doubled, fresh_model
@@ -26,7 +28,9 @@ GOOD = 1e-7  # agreement at which no other width is tried
 FLOOR = 1e-9  # slopes below this share of the whole gradient's norm are zero: rounding of the loss alone looks like that
 SMALL_SHARE = 0.5  # a direction is drawn anew while its slope is below this share of what random directions have in the mean square
 DRAWS = 16
-TINY, ROUNDING = 1e-9, 1e-10  # a loss in float64 has no curvature over TINY; if it jumps by more than ROUNDING it is computed in less
+EXACT = 1e-5  # beyond it a loss that casts to a smaller type is taken to err by its rounding
+
+_CASTING = (torch.ops.aten._to_copy, torch.ops.aten.copy_)
 
 Direction = dict[str, Tensor]
 
@@ -51,14 +55,18 @@ def slopes(problem: Problem) -> tuple[pd.DataFrame, str]:
             sums, weights = zip(*(problem.recipe.loss(model, batch) for batch in batches), strict=True)
         return float(sum(value.item() for value in sums) / sum(value.item() for value in weights))
 
-    if why := _why_not(loss_at, gradients, start):
-        return no_slopes(why)
+    with _Casts() as casts:
+        here = loss_at({}, 0.0)
+    if loss_at({}, 0.0) != here:
+        return no_slopes("the loss is random with every Dropout module off")
     rows: list[tuple[str, float, float, float]] = []
     floor = FLOOR * whole_norm(gradients)
     for label, names in [*((name, [name]) for name in gradients), (ALL, list(gradients))]:
         direction = _direction(gradients, names, problem.recipe.training.seed)
         analytic = _slope(gradients, direction)
         rows.append((label, analytic, *_numeric(loss_at, direction, analytic, start, floor)))
+    if casts.seen and not all(row[3] <= EXACT for row in rows):
+        return no_slopes("the loss casts float64 to a smaller type, whose rounding is larger than what a narrow step changes")
     return pd.DataFrame(rows, columns=list(SLOPE_COLUMNS)), ""
 
 
@@ -83,20 +91,18 @@ def _numeric(
     return best
 
 
-def _why_not(loss_at: Callable[[Direction, float], float], gradients: Gradients, start: Mapping[str, Tensor]) -> str:
-    """Why finite differences would say nothing, "" when they do."""
-    here = loss_at({}, 0.0)
-    if loss_at({}, 0.0) != here:
-        return "the loss is random with every Dropout module off"
-    whole = whole_norm(gradients)
-    if not whole:
-        return "the gradient of the first batch is zero"
-    along = {name: value / whole for name, value in gradients.items()}
-    width = TINY * max(1.0, whole_norm(start))
-    bend = abs(loss_at(along, width) + loss_at(along, -width) - 2 * here)
-    if bend > ROUNDING * max(abs(here), width * whole):
-        return f"the loss is not computed in float64 throughout: it is rounded to {bend / max(abs(here), 1e-300):.0e} of its value"
-    return ""
+class _Casts(TorchDispatchMode):
+    """Notes whether anything of float64 is cast to a smaller type."""
+
+    seen = False
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        del types
+        result = function(*args, **(kwargs or {}))
+        if function.overloadpacket in _CASTING and isinstance(result, Tensor) and result.is_floating_point():
+            given = [value for value in args if isinstance(value, Tensor)]
+            self.seen |= result.dtype != torch.float64 and any(value.dtype == torch.float64 for value in given)
+        return result
 
 
 def _direction(gradients: Gradients, names: Sequence[str], seed: int) -> Direction:

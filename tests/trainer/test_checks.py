@@ -1,7 +1,7 @@
 """What a recipe is asked before its first step: each mistake is refused with its fix."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +21,7 @@ from trainer.checks import (
     is_random,
     switch_off_dropout,
 )
+from trainer.hooks import Hooks
 from trainer.recipe import Batch
 from trainer.sample_ids import check_ids
 from validation.errors import DataError, RecipeError
@@ -359,3 +360,33 @@ def test_length_that_changes_is_refused() -> None:
     """A length that differs between two questions, or from the one an epoch was made for, is told with the numbers."""
     refused(Growing(6, 1), "changes: 5 and then 6.*Count and filter when data")
     refused(TinyData(6, 1), "changes: 9 and then 6 and then 6", size=9)
+
+
+def coupling(model: nn.Module, given: Batch) -> tuple[Tensor, Tensor]:
+    outputs = model(given.inputs)
+    each = nn.functional.cross_entropy(outputs @ outputs.T, torch.arange(len(outputs)), reduction="none")
+    return (each * given.weights).sum(), given.weights.sum()
+
+
+class OwnPath(Hooks):
+    """Reduces by itself."""
+
+    def reduce(self, gradients: Any, weight: Tensor, world: Any) -> None:
+        super().reduce(gradients, weight, world)
+
+
+@dataclass(frozen=True)
+class OwnRecipe(TinyRecipe):
+    """Trains its own way."""
+
+    hooks: Hooks = field(default_factory=OwnPath)
+
+
+def test_contrastive_losses_are_for_own_paths() -> None:
+    """A loss that couples a batch's samples cannot be cut into lanes; an own path may gather them. A mean is refused there, too."""
+    with pytest.raises(RecipeError, match="couples samples"):
+        ask(replace(recipe, make_loss=coupling))
+    ask(OwnRecipe(make_loss=coupling))
+    for loss in (mean, mean_of_one):
+        with pytest.raises(RecipeError, match="It is a mean"):
+            ask(OwnRecipe(make_loss=loss))

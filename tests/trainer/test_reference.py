@@ -1,6 +1,7 @@
 """The plain float64 reference agrees with the loop within the tensors' own float noise, and not with a planted defect."""
 
 import pickle
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from trainer.order import Order
 from trainer.plain import Setting, train
 from trainer.problem import Problem, load_problem
 from trainer.recipe import Training, load_recipe
-from trainer.reference import expectations, gradient_errors
+from trainer.reference import expectations, gradient_errors, places_of
 from trainer.reference_noise import Noise, distances, float32_noise, float64_noise
 from trainer.world import World
 from validation.errors import EvidenceError
@@ -226,7 +227,7 @@ def test_own_clipping_may_have_another_small_slack(slack: float, tmp_path: Path,
 
 def poisoned(monkeypatch: pytest.MonkeyPatch, problem: Problem, *, moved: float) -> frozenset[tuple[int, int]]:
     """Let the tables of a run say that its first micro-batch of step 1 was spoiled, and how far step 1 moved the weights."""
-    ids = [problem.data.sample_ids[samples.rows] for samples in problem.samples]
+    ids = [problem.ids(step) for step in range(STEPS)]
     table = pd.DataFrame([
         {"rank": 1, "step": step, "micro": 0, "sample_id": sample, "content": "", "poisoned": step == 1 and place < 9}
         for step, batch in enumerate(ids) for place, sample in enumerate(batch)
@@ -234,7 +235,7 @@ def poisoned(monkeypatch: pytest.MonkeyPatch, problem: Problem, *, moved: float)
     updates = pd.DataFrame([{"rank": rank, "step": step, "moved": moved if step == 1 else 1.0} for rank in (0, 1) for step in range(STEPS)])
     monkeypatch.setattr(runlog, "load_consumed", lambda _: table, raising=False)
     monkeypatch.setattr(runlog, "load_updates", lambda _: updates, raising=False)
-    return frozenset((1, int(sample)) for sample in ids[1][:9])
+    return frozenset((1, place) for place in range(9))
 
 
 @pytest.mark.parametrize("written", [leave, leave32])
@@ -251,6 +252,18 @@ def test_a_spike_that_all_use_is_in_the_reference(written: Any, tmp_path: Path, 
     assert (right["x"] <= LIMIT).all(), right.nlargest(5, "x")
     assert (wrong.loc[wrong["step"] == 0, "x"] <= LIMIT).all()
     assert wrong.loc[(wrong["step"] == 1) & wrong["scale"].notna(), "x"].min() > 1000
+
+
+def test_an_id_that_stands_twice_in_a_batch_is_found_by_its_content() -> None:
+    """Where an epoch ends inside a batch a sample may stand there twice, looking unlike: the poisoned one is the one of that content."""
+    problem = load_problem(hardened(load_recipe("loader_recipes:augmented0"), replace(HARD, samples=50), dropout=False), 2)
+    ids, contents = problem.ids(1).tolist(), content_digests(problem.parts[1][0].batch)
+    twice = next(sample for sample in ids if ids.count(sample) == 2)
+    first, second = (place for place, sample in enumerate(ids) if sample == twice)
+
+    assert places_of(problem, 1, [(twice, contents[second])]) == [second]
+    assert places_of(problem, 1, [(twice, contents[second]), (twice, contents[first]), (-5, "")]) == [second, first]
+    assert places_of(problem, 1, [(twice, "of old")]) == [first]
 
 
 @pytest.mark.parametrize(("kind", "moved"), [("spike", 0.0), ("overflow", 1.0)])

@@ -126,7 +126,7 @@ class Narrow(nn.Module):
         return self.inner(inputs).float().tanh()
 
 
-@pytest.mark.parametrize(("model", "reason"), [(Restless, "random"), (Narrow, "not computed in float64")])
+@pytest.mark.parametrize(("model", "reason"), [(Restless, "random"), (Narrow, "casts float64 to a smaller type")])
 def test_what_cannot_be_told_is_said(model: type[nn.Module], reason: str) -> None:
     """A random loss and one of less than float64 have no slopes, for a reason; that is no failure."""
     table, why = slopes(problem(make_model=model))
@@ -134,6 +134,26 @@ def test_what_cannot_be_told_is_said(model: type[nn.Module], reason: str) -> Non
     assert reason in why
     assert table.empty
     assert tuple(table.columns) == SLOPE_COLUMNS
+
+
+class Counting(nn.Module):
+    """Keeps a float32 count beside a loss in float64."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, 1)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.largest = inputs.abs().max().float()
+        result: Tensor = self.inner(inputs)
+        return result
+
+
+def test_a_cast_that_does_no_harm_excludes_nothing() -> None:
+    """What is cast beside the loss changes no slope, so slopes are kept."""
+    table, why = slopes(problem(make_model=Counting))
+
+    assert (why, len(table)) == ("", 3)
 
 
 def test_not_a_number_is_not_hidden() -> None:
