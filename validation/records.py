@@ -100,7 +100,7 @@ class RunRecord:
     recipe: str
     world_size: int  # at the start
     parallel: str  # "ddp" | "fsdp2"
-    reduction: str  # "exact" | "fast"
+    reduction: str  # "exact" | "fast" | "own"
     precision: str  # "float32" | "float64"
     steps: int  # optimizer updates done
     seed: int
@@ -213,7 +213,7 @@ class ScalingPoint:
 
     world_size: int  # ranks
     repeat: int  # 0-based; repeats are interleaved over world sizes
-    reduction: str  # "exact" | "fast"
+    reduction: str  # "exact" | "fast" | "own"
     throughput_sps: float  # samples/s summed over all ranks
     step_ms_p50: float  # wall clock of one step on the slowest rank
     rank_step_ms: tuple[float, ...]  # per rank: median busy time of a step, its wait at collectives excluded
