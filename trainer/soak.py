@@ -36,10 +36,11 @@ def soak(run: Soaked, update: Callable[[], object]) -> None:
     """Make the next update job.soak times, each time from the state that the run is in now, and leave the run in that state.
 
     Call it before the run's last update, which is then made as always. Each repeat leaves the digests of the gradient that the optimizer
-    was handed (stage "again", its step is the repeat's number), and nothing else: no ledger, timeline or other row.
+    was handed (stage "again", its step is the repeat's number), and nothing else: no ledger, timeline or other row. So without an audit
+    none is made. What a team's hooks keep in themselves stays as a repeat left it.
     Args: update, makes one whole update out of the same samples every time, with the audit's calls inside. Collective.
     """
-    if not run.job.soak:
+    if not (run.job.soak and run.job.audit):
         return
     before, parts = _copied(run.state()), run.parts
     parts.add_timeline(run.clock.take())  # what it notes from here on is no step of the run

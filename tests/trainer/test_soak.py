@@ -1,6 +1,6 @@
 """A soak makes one update again and again: rare faults of a collective show, and the run is left as it was."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -141,8 +141,9 @@ def test_a_rare_fault_of_a_collective_is_found(every: int, tmp_path: Path) -> No
 
 
 def test_nothing_is_done_unless_asked(tmp_path: Path) -> None:
-    """A job without a soak makes no update more."""
-    run = made(tmp_path)
-    soak(run, lambda: pytest.fail("an update was made"))
-
-    assert replace(run.job, soak=0) == run.job
+    """A job without a soak makes no update more, nor does one without an audit, that could tell nobody."""
+    for options in ({}, {"audit": False, "soak": 3}):
+        run = made(tmp_path, **options)
+        before = state_digest(run.state())
+        soak(run, lambda: pytest.fail("an update was made"))
+        assert state_digest(run.state()) == before
