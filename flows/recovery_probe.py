@@ -125,12 +125,12 @@ def plan_conditions(setup: Setup, *, is_reached: bool) -> tuple[Condition, ...]:
     is_inside = span.epoch_inside(first // span.every * span.every) is not None
     windows = [kill for kill in setup.same_ranks if kill.fault.phase in WINDOW_PHASES]
     why_no_window = "no rank has two micro-batches a step" if not windows else "the own training step never had two of them open"
-    is_windowed = bool(windows) and is_reached
+    is_windowed, moved = bool(windows) and is_reached, " and ".join(map(str, setup.other_world_sizes))
     said = (
         ("killed_mid_epoch", is_inside, epoch),
         ("killed_twice_in_an_epoch", is_inside and bool(setup.span.pairs(0)), epoch),
         ("killed_inside_a_save", True, "a phase of it drawn by seed"),
         ("killed_inside_accumulation", is_windowed, "between two micro-batches" if is_windowed else why_no_window),
-        ("moved_to_other_ranks", True, f"from {setup.world_size} to {' and '.join(map(str, setup.other_world_sizes))}"),
+        ("moved_to_other_ranks", {*setup.other_world_sizes} != {setup.world_size}, f"from {setup.world_size} to {moved}"),
     )  # fmt: skip
     return tuple(Condition(name=name, held=held, detail=detail) for name, held, detail in said)

@@ -28,7 +28,8 @@ def fault_parts(fault: str) -> dict[str, str]:
 
 def resume_checks(number: int, run: RecoveryRun) -> Iterator[Check]:
     """The way back starts at the newest checkpoint that the plan leaves, so that no more is made again than has to be."""
-    saved = sorted({int(step) for step in run.states.loc[run.states["moment"] == SAVED, "step"]})
+    refused = {text.partition(":")[0] for text in run.record.unsaved}  # by a full disk: a note, since training goes on without them
+    saved = sorted({int(step) for step in run.states.loc[run.states["moment"] == SAVED, "step"] if f"step {step}" not in refused})
     newest = 0
     for recovery in run.record.recoveries:
         given = fault_parts(recovery.fault)

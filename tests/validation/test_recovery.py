@@ -245,10 +245,14 @@ def test_row_order_does_not_matter(seed: int, is_clean: bool) -> None:
 
 def test_unsaved_checkpoints_are_a_note() -> None:
     """A checkpoint that could not be written is said, and decides nothing: the run came back from an older one."""
-    verdict = judge_recovery(records(killed=(killed(record=killed_record(unsaved=("step 40: No space left on device",))),)), POLICY)
+    older = (*ways()[:1], recovery(fault=tuple(PLAN)[1], resumed_from_step=15), *ways()[2:])
+    unsaved = killed(
+        record=killed_record(recoveries=older, unsaved=("step 20: No space left on device",)), states=states((5, 15, 20, 30))
+    )  # fmt: skip
+    verdict = judge_recovery(records(killed=(unsaved,)), POLICY)
 
-    assert Outcome.PASS is verdict.outcome
-    assert any("could not write 1 checkpoints" in note and "step 40: No space left" in note for note in verdict.notes)
+    assert verdict.outcome is Outcome.PASS, verdict.reason
+    assert any("could not write 1 checkpoints" in note and "step 20: No space left" in note for note in verdict.notes)
 
 
 @pytest.mark.parametrize("kind", ["stop", "launcher"])
