@@ -226,12 +226,11 @@ def _share(divergence: Divergence) -> str:
 
 def _amounts(tensors: Sequence[TensorError], total: int) -> str:
     errors = [row.rel_err for row in tensors]
-    names = "every tensor is" if len(errors) == total else f"{len(errors)} of {total} tensors ({_names(tensors)}) are"
-    return (
-        f"{names} off by {min(errors):.2g} to {max(errors):.2g}"
-        if len(errors) > 1
-        else f"only {tensors[0].tensor} is off by {errors[0]:.2g}"
-    )
+    if len(errors) == 1 and total > 1:
+        return f"only {tensors[0].tensor} is off by {errors[0]:.2g}"
+    few = f" ({_names(tensors)})" if 2 * len(errors) <= total else ""
+    names = "every tensor is" if len(errors) == total else f"{len(errors)} of {total} tensors{few} are"
+    return f"{names} off by {min(errors):.2g} to {max(errors):.2g}"
 
 
 def _few(divergence: Divergence, factor: float | None) -> str:

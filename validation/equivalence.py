@@ -13,7 +13,7 @@ from validation.equivalence_data import compared, data_checks, unknown_notes
 from validation.equivalence_errors import error_checks, error_plots, error_tables, slope_checks
 from validation.equivalence_evaluations import evaluation_checks, evaluation_tables
 from validation.equivalence_evidence import missing_evidence
-from validation.equivalence_exact import bit_checks, soak_checks, soak_notes, state_notes
+from validation.equivalence_exact import bit_checks, is_intermittent, soak_checks, soak_notes, state_notes
 from validation.equivalence_legs import LEGS, is_own
 from validation.equivalence_poison import poison_checks, poison_tables
 from validation.equivalence_streams import rate_checks, stream_checks, wrong_rates
@@ -38,19 +38,20 @@ def judge_equivalence(records: EquivalenceRecords, policy: EquivalencePolicy) ->
 
 def _judge(records: EquivalenceRecords, policy: EquivalencePolicy) -> GateVerdict:
     missing = [*missing_evidence(records, policy), *_unreadable(records)]
-    rates = list(wrong_rates(records))
+    rates, soak = list(wrong_rates(records)), soak_checks(records)
     checks = (
         complete(missing, source="every leg, world size, rank, step and tensor that the trainer's kind asks for", action=RERUN),
         *data_checks(records),
         *stream_checks(records),
         *rate_checks(records, rates),
+        *(item for item in soak if is_intermittent(item)),  # what comes and goes explains all that follows
         *bit_checks(records),
         *condition_checks(records),
         *error_checks(records, policy, rates_differ=bool(rates)),
         *slope_checks(records, policy),
         *clip_checks(records, policy),
         *poison_checks(records),
-        *soak_checks(records),
+        *(item for item in soak if not is_intermittent(item)),
         *evaluation_checks(records, policy),
     )
     tables = (

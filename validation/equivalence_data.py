@@ -177,9 +177,9 @@ def _order_check(records: EquivalenceRecords) -> list[Check]:
 
 
 def _epoch_check(records: EquivalenceRecords) -> list[Check]:
-    """An own sampler's first two epochs, in the ledger of its smallest world size: a sample's second turn belongs to the second epoch."""
+    """An own order's first two epochs, in the ledger of its smallest world size: a sample's second turn belongs to the second epoch."""
     legs = [leg for leg in finished(records.legs, "own") if not absent_columns(leg.ledger, LEDGER_COLUMNS) and len(leg.ledger)]
-    if "sampler" not in records.brought or not legs:
+    if not {"sampler", "loader"} & set(records.brought) or not legs:
         return []
     order = legs[0].ledger.sort_values(["step", "position", "lane"])
     turn = order.groupby("sample_id").cumcount().to_numpy()

@@ -43,7 +43,8 @@ def error_checks(records: EquivalenceRecords, policy: EquivalencePolicy, *, rate
             if first is not None and len(failing):
                 is_first = (first.stage, first.step) == (stage, int(failing["step"].iloc[0]))
                 follows = f"follows from the {STAGE_WORDS.get(first.stage, first.stage)} at step {first.step}"
-                action = f"{diagnose(first)}{_narrow(records, leg)}" if is_first else follows
+                found = diagnose(first)
+                action = f"{found}{_narrow(records, leg) if found.kind == 'precision' else ''}" if is_first else follows
             checks.append(
                 check(
                     f"{leg} leg: {STAGE_WORDS[stage]}, worst tensor", float(row["in_noise"]), "<=", limit.value, unit="x its float noise",

@@ -290,3 +290,12 @@ def test_own_sizes_have_own_rates() -> None:
     made = replace(with_legs(records(), "real", updates=change("rates", "[0.3]")))
 
     assert Outcome.PASS is judge_equivalence(made, POLICY).outcome
+
+
+def test_what_comes_and_goes_is_named_first() -> None:
+    """A fault that strikes now and then strikes other legs too; the repeats say what it is."""
+    hit = with_leg(records(OWN), "own", 2, digests=change("sha256", "other", rank=1, step=3))
+    verdict = judge_equivalence(with_leg(hit, "soak", 2, digests=change("sha256", "other", stage="again", step=3, rank=1)), POLICY)
+
+    assert failed(verdict) == ["soak leg: repeats that differ at W=2", "own leg: digests that differ between ranks"]
+    assert verdict.action.startswith("intermittent: ")

@@ -181,7 +181,8 @@ EPOCH = list(ORDER[:20])
         pytest.param(("sampler",), (EPOCH, EPOCH, EPOCH), True, id="same"),
         pytest.param(("sampler",), (EPOCH, EPOCH[::-1], EPOCH), False, id="other"),
         pytest.param(("sampler",), (EPOCH[:17], EPOCH[:17], EPOCH[:14]), True, id="same-and-dropped"),
-        pytest.param(("loader",), (EPOCH, EPOCH, EPOCH), False, id="no-sampler"),
+        pytest.param(("loader",), (EPOCH, EPOCH, EPOCH), True, id="loader"),
+        pytest.param(OWN, (EPOCH, EPOCH, EPOCH), False, id="our-order"),
     ],
 )
 def test_epochs_in_the_same_order(brought: tuple[str, ...], epochs: tuple[list[int], ...], is_same: bool) -> None:
