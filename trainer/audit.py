@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -42,13 +41,13 @@ from trainer.audit_state import state_digests
 from trainer.audit_streams import Draw, watched
 from trainer.audit_tensors import gradients_of, handed_to, norm_of, rates_of, whole_copy
 from trainer.config import SPIKE, TrainJob
+from trainer.order import Rows
 from trainer.parallel import whole
 from trainer.recipe import Batch, SplitData
 from trainer.state import State, save_weights, tensor_sha256, weights_of
 from trainer.world import World
 from validation.canonical import canonical_json
 
-Rows = npt.NDArray[np.int64]
 Loss = tuple[Tensor, Tensor]  # (sum, weight)
 Moment = Literal["saved", "loaded", "end"]
 FACTORS = {"spike": SPIKE, "overflow": math.inf}
