@@ -22,10 +22,9 @@ Everything but `loss`, `data`, `watch` and `close` is collective when tensors ar
 update (trainer/soak.py) comes before that update.
 """
 
-import contextlib
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -291,7 +290,7 @@ class Recording(Keeping):
     def state(self, moment: Moment, state: State, *, streams: bool = False) -> None:
         with self._collectives.paused():
             self._parts.add_line("states", {"step": state.step, "moment": moment, "names": state_digests(state, streams=streams)})
-        with contextlib.suppress(OSError):  # kept: a disk that is full now may have room later. A death must not take the row along
+        with suppress(OSError):  # kept: a disk that is full now may have room later. A death must not take the row along
             self._parts.flush()
 
     def close(self) -> None:
