@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import SyncBatchNorm
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import UninitializedParameter
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -46,7 +47,12 @@ def _dropping(model: nn.Module) -> list[nn.Module]:
 
 
 def check_modules(recipe: Recipe, model: nn.Module) -> None:
-    """Refuse modules whose numbers depend on how many ranks there are."""
+    """Refuse modules whose numbers depend on how many ranks there are, and those that are not finished."""
+    if lazy := [name for name, parameter in model.named_parameters() if isinstance(parameter, UninitializedParameter)]:
+        raise RecipeError(
+            f"recipe {recipe.name}: {len(lazy)} parameters have no shape yet ({', '.join(lazy[:3])}). Ranks could not start from the same "
+            "weights. Give the lazy modules their sizes, or call the model on an example once in model()."
+        )
     for name, module in model.named_modules():
         if isinstance(module, SyncBatchNorm):
             raise RecipeError(
@@ -174,7 +180,10 @@ def check_coupled(recipe: Recipe, probed: Probed, smallest: int) -> None:
 
 def _checked_sum(recipe: Recipe, value: object) -> Tensor:
     if not (isinstance(value, tuple) and len(value) == 2 and all(isinstance(item, Tensor) and item.ndim == 0 for item in value)):
-        raise RecipeError(f"recipe {recipe.name}: loss must return two scalar tensors (sum, weight), got {_described(value)}.")
+        raise RecipeError(
+            f"recipe {recipe.name}: loss must return two scalar tensors (sum, weight), got {_described(value)}. Both are added over ranks "
+            "as they are. Sum over the samples (reduction='sum'), and return what they weigh as a tensor: batch.weights.sum()."
+        )
     loss_sum, weight = cast(tuple[Tensor, Tensor], value)
     if not (math.isfinite(weight.item()) and weight.item() > 0):
         raise RecipeError(

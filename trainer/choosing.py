@@ -2,57 +2,31 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from trainer.checks import evaluating, is_coupled, is_random
+from trainer.checks import check_loss, check_model, check_modules, check_stepping, evaluating, is_coupled, is_random, switch_off_dropout
 from trainer.conditions import CONDITIONS, Chosen
 from trainer.config import Conditions
 from trainer.dataset import fetch
 from trainer.hardening import hardened, spread
 from trainer.hooks import PATH, brought
+from trainer.order import Order
 from trainer.plain import Moment, Setting, train
 from trainer.problem import Problem, doubled, fresh_model, load_problem
 from trainer.recipe import Batch, Recipe, Training
+from trainer.sample_ids import check_ids
 from trainer.streams import sample_keys
+from trainer.window import Facts, Sizes, choose_sizes, has_border, is_uneven, is_uneven_data, uneven_below
 from validation.errors import RecipeError
 from validation.records import Condition
 
-LARGEST_BATCH = 250  # samples of a global batch: uneven cuts show as well on few, and a gate trains dozens of short runs
 LARGEST_JUDGED = 250
 PROBED = 64  # samples that the loss is asked of
-LAST_BATCH = 0.7  # of a global batch: the window ends with a smaller one
-MORE_EPOCHS = 4  # that are tried beyond the window, so that the very last batch is large enough for BatchNorm
-OWN_TAIL = 0.4  # of a global batch: what an own sampler has left at the end of an epoch
 
 Held = tuple[bool, str]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
-    """What a recipe is like, as far as conditions depend on it."""
-
-    world_sizes: tuple[int, ...]
-    rows: int  # of the train split
-    judged: int  # of the judge split
-    weights_count: bool  # the loss uses Batch.weights
-    coupled: bool  # samples of a micro-batch see one another
-    draws: bool  # dropout or any other randomness in the loss
-    stays_random: bool  # with every Dropout module off
-    is_own: bool  # a hook of trainer.hooks.PATH was brought
-    has_own_order: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
-    """Of the window."""
-
-    batch: int
-    samples: int  # of the train split
-    epochs: int
 
 
 def chosen(recipe: Recipe, world_sizes: tuple[int, ...], steps: int) -> Chosen:
@@ -62,10 +36,11 @@ def chosen(recipe: Recipe, world_sizes: tuple[int, ...], steps: int) -> Chosen:
     accumulation = plan.accumulation if "accumulation" in excludes or (facts.is_own and facts.coupled) else max(2, plan.accumulation)
     sizes = choose_sizes(plan, facts, accumulation, steps, excludes)
     conditions = Conditions(
-        samples=sizes.samples, judged=_uneven_below(min(LARGEST_JUDGED, facts.judged), world_sizes), global_batch_size=sizes.batch,
+        samples=sizes.samples, judged=uneven_below(min(LARGEST_JUDGED, facts.judged), world_sizes), global_batch_size=sizes.batch,
         accumulation=accumulation, epochs=sizes.epochs, clip_norm=plan.clip_norm,
         ragged_weights=facts.weights_count and "ragged_weights" not in excludes,
     )  # fmt: skip
+    conditions = schedulable(recipe, conditions, facts, steps)
     problem = load_problem(hardened(recipe, conditions, dropout=False), steps)
     moments = list(train(problem, Setting(limit=None)))
     limit, clipping = choose_limit(problem, moments)
@@ -97,10 +72,13 @@ def excluded(recipe: Recipe) -> Mapping[str, str]:
 
 
 def look(recipe: Recipe, world_sizes: tuple[int, ...]) -> Facts:
-    """Ask a recipe's loss of a few samples."""
+    """Ask a recipe's loss of a few samples. Raises RecipeError or DataError for what no run could be made of."""
     data, mine = recipe.data("train"), set(brought(getattr(recipe, "hooks", None)))
+    check_ids(recipe, "train", data)
     rows = spread(PROBED, len(data))
-    batch = doubled(fetch(data, rows, sample_keys(recipe.training.seed, np.zeros_like(rows), np.asarray(data.sample_ids)[rows])))
+    fetched = fetch(data, rows, sample_keys(recipe.training.seed, np.zeros_like(rows), data.sample_ids[rows]))
+    _check(recipe, fetched, mine, Order.of(recipe.training, len(data)).steps)
+    batch = doubled(fetched)
     model = fresh_model(recipe, torch.float64)
     stays_random = is_random(recipe, model, batch)
     draws = stays_random or is_random(recipe, model.train(), batch)
@@ -109,6 +87,20 @@ def look(recipe: Recipe, world_sizes: tuple[int, ...]) -> Facts:
         coupled=is_coupled(recipe, fresh_model(recipe, torch.float64), batch), draws=draws, stays_random=stays_random,
         is_own=bool(mine & set(PATH)), has_own_order=bool(mine & {"sampler", "loader"}),
     )  # fmt: skip
+
+
+def _check(recipe: Recipe, batch: Batch, mine: set[str], steps: int) -> None:
+    """What every run asks before its first step, told here before the first run. Args: steps, of the recipe's whole training."""
+    torch.manual_seed(recipe.training.seed)
+    model = recipe.model()
+    model.train()
+    check_modules(recipe, model)
+    switch_off_dropout(model)
+    check_loss(recipe, model, batch, dropout=False)
+    optimizer = recipe.optimizer(model)
+    check_model(recipe, model, optimizer)
+    if not {"step", "update"} & mine:
+        check_stepping(recipe, optimizer, recipe.schedule(optimizer, steps))
 
 
 def _weights_count(recipe: Recipe, batch: Batch) -> bool:
@@ -123,72 +115,29 @@ def _weights_count(recipe: Recipe, batch: Batch) -> bool:
     return once != again
 
 
-def choose_sizes(plan: Training, facts: Facts, accumulation: int, steps: int, excludes: Mapping[str, str]) -> Sizes:
-    """Batches that no number of ranks or lanes divides, and so many samples that epochs end inside a batch of the window.
-
-    An own sampler has to divide its batches over ranks: there only the samples do not divide. Where there is too little data the closest.
-    """
-    share = float(steps) if "epoch_border" in excludes else _epoch_share(plan, facts, steps)
-    least = 2 * accumulation * (max(facts.world_sizes) if facts.is_own else plan.lanes)
-    most = max(least, min(plan.global_batch_size, LARGEST_BATCH, int(facts.rows / share)))
-    batch = most
-    if facts.has_own_order or "ragged_batches" in excludes:
-        unit = accumulation * math.lcm(*facts.world_sizes, 1 if facts.has_own_order else plan.lanes)
-        batch = max(most // unit, 1) * unit
-    else:
-        batch = next((size for size in chain(range(most, least - 1, -1), range(most, 2 * most)) if _is_uneven(size, plan, facts)), most)
-    if "epoch_border" in excludes:
-        samples = min(facts.rows, steps * batch)
-        return Sizes(batch=batch, samples=samples, epochs=_epochs(plan, facts, samples, batch, steps))
-    wanted = round(share * batch)
-    near = sorted(range(max(1, wanted // 2), min(facts.rows, 2 * wanted) + 1), key=lambda samples: (abs(samples - wanted), samples))
-    for samples in (samples for samples in near if _is_uneven_data(facts, samples) and _has_border(facts, samples, batch, steps)):
-        first = _epochs(plan, facts, samples, batch, steps)
-        for epochs in range(first, first + MORE_EPOCHS):
-            if _ends_well(plan, facts, samples * epochs % batch, least):
-                return Sizes(batch=batch, samples=samples, epochs=epochs)
-    samples = min(wanted, facts.rows)
-    return Sizes(batch=batch, samples=samples, epochs=_epochs(plan, facts, samples, batch, steps))
+def schedulable(recipe: Recipe, conditions: Conditions, facts: Facts, steps: int) -> Conditions:
+    """The same, with the epochs of the recipe's own number of updates where its schedule cannot be made for so few (a long warm-up)."""
+    updates = Order.of(hardened(recipe, conditions).training, conditions.samples).steps
+    if _has_rates(recipe, updates, steps):
+        return conditions
+    own = Order.of(recipe.training, facts.rows).steps
+    return replace(conditions, epochs=max(conditions.epochs, math.ceil(own * conditions.global_batch_size / conditions.samples)))
 
 
-def _epoch_share(plan: Training, facts: Facts, steps: int) -> float:
-    """Global batches in an epoch: two or three epochs in the window, the last batch a smaller one where it may be."""
-    passes = 3 if steps >= 6 else 2
-    if facts.has_own_order:
-        return max(2.0, steps // passes) + OWN_TAIL
-    return max(LAST_BATCH, (steps - 1 + LAST_BATCH if plan.tail == "keep" else steps + 0.1) / passes)
-
-
-def _epochs(plan: Training, facts: Facts, samples: int, batch: int, steps: int) -> int:
-    """Epochs that the window takes, at least two."""
-    if facts.has_own_order:  # whether it keeps a smaller batch at the end of an epoch is its own affair
-        return max(2, math.ceil(steps / max(samples // batch, 1)))
-    return max(2, (steps - 1) * batch // samples + 1 if plan.tail == "keep" else math.ceil(steps * batch / samples))
-
-
-def _is_uneven_data(facts: Facts, samples: int) -> bool:
-    return all(samples % size for size in facts.world_sizes if size > 1)
-
-
-def _ends_well(plan: Training, facts: Facts, last: int, least: int) -> bool:
-    """Whether the run's last batch, of `last` samples where it is smaller, still has two coupled samples in every micro-batch."""
-    return plan.tail == "drop" or not facts.coupled or last == 0 or last >= least
-
-
-def _has_border(facts: Facts, samples: int, batch: int, steps: int) -> bool:
-    """Whether an epoch ends inside the window: within a batch, or with an own sampler after at least one."""
-    if facts.has_own_order:
-        return 1 <= samples // batch < steps
-    return samples % batch != 0 and samples < steps * batch
-
-
-def _is_uneven(size: int, plan: Training, facts: Facts) -> bool:
-    return size % 2 == 1 and all(size % parts for parts in (plan.lanes, *facts.world_sizes) if parts > 1)
-
-
-def _uneven_below(most: int, world_sizes: Sequence[int]) -> int:
-    """The largest number up to `most` that no number of ranks divides; `most` when there is none."""
-    return next((size for size in range(most, 1, -1) if all(size % ranks for ranks in world_sizes if ranks > 1)), most)
+def _has_rates(recipe: Recipe, updates: int, steps: int) -> bool:
+    """Whether a schedule for so many updates can be made and gives sound rates for the first steps."""
+    optimizer = recipe.optimizer(fresh_model(recipe, torch.float32))
+    rates: list[float] = []
+    try:
+        schedule = recipe.schedule(optimizer, updates)
+        for _ in range(steps):
+            rates += [float(group["lr"]) for group in optimizer.param_groups]
+            optimizer.step()
+            if schedule is not None:
+                schedule.step()
+    except Exception:  # whatever a schedule makes of too few updates
+        return False
+    return all(0 <= rate < math.inf for rate in rates)
 
 
 def choose_limit(problem: Problem, moments: Sequence[Moment]) -> tuple[float | None, Held]:
@@ -215,10 +164,10 @@ def _weights_held(facts: Facts) -> Held:
 def _batches_held(plan: Training, facts: Facts, sizes: Sizes) -> Held:
     ranks = ", ".join(map(str, facts.world_sizes))
     if facts.has_own_order:
-        return _is_uneven_data(
+        return is_uneven_data(
             facts, sizes.samples
         ), f"{sizes.samples} samples do not divide by {ranks} ranks; the own sampler's batches of {sizes.batch} have to"
-    held = _is_uneven(sizes.batch, plan, facts)
+    held = is_uneven(sizes.batch, plan, facts)
     return held, f"batches of {sizes.batch} samples on {ranks} ranks, {plan.lanes} lanes" + ("" if held else ": they divide")
 
 
@@ -232,7 +181,7 @@ def _accumulation_held(facts: Facts, accumulation: int) -> Held:
 
 
 def _border_held(facts: Facts, sizes: Sizes, steps: int) -> Held:
-    held = _has_border(facts, sizes.samples, sizes.batch, steps)
+    held = has_border(facts, sizes.samples, sizes.batch, steps)
     where = "after" if facts.has_own_order else "within"
     borders = sizes.samples / sizes.batch
     if held:

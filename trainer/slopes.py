@@ -55,7 +55,7 @@ def slopes(problem: Problem) -> tuple[pd.DataFrame, str]:
             sums, weights = zip(*(problem.recipe.loss(model, batch) for batch in batches), strict=True)
         return float(sum(value.item() for value in sums) / sum(value.item() for value in weights))
 
-    with _Casts() as casts:
+    with _Casts() as casts:  # type: ignore[no-untyped-call]
         here = loss_at({}, 0.0)
     if loss_at({}, 0.0) != here:
         return no_slopes("the loss is random with every Dropout module off")
@@ -91,7 +91,7 @@ def _numeric(
     return best
 
 
-class _Casts(TorchDispatchMode):
+class _Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes whether anything of float64 is cast to a smaller type."""
 
     seen = False

@@ -13,6 +13,7 @@ import tiny_recipe
 import torch
 from tiny_recipe import TinyData, TinyRecipe, recipe
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, LRScheduler, SequentialLR
 
 from trainer.choosing import chosen
 from trainer.conditions import CONDITIONS, Chosen
@@ -26,7 +27,7 @@ from trainer.problem import load_problem
 from trainer.recipe import Batch, Recipe, Training
 from trainer.streams import sample_keys
 from trainer.world import World
-from validation.errors import RecipeError
+from validation.errors import DataError, RecipeError
 
 SIZES = (1, 2, 4, 8)
 GIVEN = Conditions(samples=50, judged=7, global_batch_size=21, accumulation=2, epochs=3, clip_norm=0.1, ragged_weights=True)
@@ -290,3 +291,43 @@ def test_own_path_with_coupled_samples_accumulates_nothing(monkeypatch: pytest.M
     assert made.conditions.accumulation == 1
     assert not held(made)["accumulation"]
     assert "by design" in detail(made, "accumulation")
+
+
+class WarmUp(TinyRecipe):
+    """Thirty steps of warm-up, then a cosine over what is left: nothing is left of six."""
+
+    def schedule(self, optimizer: torch.optim.Optimizer, steps: int) -> LRScheduler:
+        parts: list[LRScheduler] = [LinearLR(optimizer, 0.1, total_iters=3), CosineAnnealingLR(optimizer, T_max=steps - 6)]
+        return SequentialLR(optimizer, parts, milestones=[3])
+
+
+def test_schedule_that_needs_more_updates_gets_the_recipes_own() -> None:
+    """Where a schedule breaks on the window's few updates it is made for as many as the recipe has."""
+    made = chosen(WarmUp(), SIZES, 6)
+    order = Order.of(hardened(WarmUp(), made.conditions).training, made.conditions.samples)
+
+    assert order.steps >= 9
+    assert held(made)["rate_change"]
+
+
+def nothing(model: nn.Module, batch: Batch) -> Any:
+    return model(batch.inputs).mean()
+
+
+def wrong_ids(self: object, split: str) -> TinyData:
+    made = TinyData(30, 1)
+    made.sample_ids[3] = made.sample_ids[4]
+    return made
+
+
+def test_bad_input_is_told_before_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gate's first look refuses what every run would refuse, with its fix and not with a traceback."""
+    with pytest.raises(RecipeError, match=r"reduction='sum'"):
+        chosen(replace(recipe, make_loss=nothing), SIZES, 6)
+    with pytest.raises(RecipeError, match="optimizer misses"):
+        chosen(replace(recipe, make_optimizer=lambda model: torch.optim.SGD(list(model.parameters())[1:])), SIZES, 6)
+    with pytest.raises(RecipeError, match="Give the lazy modules their sizes"):
+        chosen(replace(recipe, make_model=lambda: nn.LazyLinear(1)), SIZES, 6)
+    monkeypatch.setattr(TinyRecipe, "data", wrong_ids)
+    with pytest.raises(DataError, match="stand for several"):
+        chosen(recipe, SIZES, 6)
