@@ -16,7 +16,7 @@ from trainer.config import TrainJob
 from trainer.dataset import kept_streams, seed_streams
 from trainer.evaluate import measure_quality, own_quality
 from trainer.norms import clip_, global_norm
-from trainer.own import own_step
+from trainer.own import end_together, own_step
 from trainer.parallel import local
 from trainer.reduce import Totals
 from trainer.running import Training
@@ -68,6 +68,7 @@ def _train(run: Training, emit: Emit) -> None:
             _soak(run, update)
         done = update(run)
         if done is None:  # an own sampler ends where it wants to
+            end_together(run)
             run.steps = run.step
             if job.evaluate and run.step > first_step and run.step % every:
                 _evaluate(run, totals)

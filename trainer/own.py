@@ -6,9 +6,11 @@ is (the default `update` stops at one that is not finite). The gates read what c
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Variable
 from torch.distributed.tensor import DTensor
@@ -20,7 +22,7 @@ from trainer.parallel import local
 from trainer.recipe import Batch, Recipe
 from trainer.reduce import Totals
 from trainer.world import World
-from validation.errors import ConfigError, RecipeError
+from validation.errors import ConfigError, RankError, RecipeError
 
 if TYPE_CHECKING:
     from trainer.config import TrainJob
@@ -168,6 +170,23 @@ def own_step(run: "Training") -> tuple[Totals, int] | None:
     clock.lap("optimizer")
     run.keep_times()
     return totals, len(taken.ledger.ids) * run.world.world_size if own.data.has_own_order else len(batch)
+
+
+def end_together(run: "Training") -> None:
+    """Every rank's own sampler has to end after the same step. Collective. Raises RankError when a peer does not come."""
+    if not dist.is_initialized():
+        return
+    try:
+        if dist.get_backend() == "gloo":  # before the peers, who wait for this rank in their step, give up
+            dist.monitored_barrier(timeout=timedelta(seconds=run.job.stall_s / 2))
+        else:
+            dist.barrier()
+    except RuntimeError as error:
+        raise RankError(
+            f"rank {run.world.rank}: its data was used up after {run.step} updates, and other ranks went on, who wait for its gradients. The "
+            "last sealed checkpoint is untouched. Let hooks.sampler and hooks.loader end after the same step on every rank: leave out what "
+            "does not divide."
+        ) from error
 
 
 def _step_of(run: "Training", taken: Taken, losses: "Losses") -> Step:

@@ -159,6 +159,26 @@ class SavedSampled(Saved, Sampled):
     """An own order, kept by own checkpoints."""
 
 
+class Continuing(Saved):
+    """Random streams that go on from step to step; each rank's are in its own file."""
+
+    has_begun = False
+
+    def streams(self, seed: int, step: int, world: World) -> None:
+        if not self.has_begun:
+            torch.manual_seed(seed * 100 + world.rank)
+            self.has_begun = True
+
+    def save(self, folder: Path, living: Living) -> None:
+        super().save(folder, living)
+        torch.save(torch.get_rng_state(), folder / f"stream-{living.world.rank}.pt")
+
+    def load(self, folder: Path, living: Living) -> None:
+        super().load(folder, living)
+        torch.set_rng_state(torch.load(folder / f"stream-{living.world.rank}.pt"))
+        self.has_begun = True
+
+
 class Padded(Hooks):
     """An evaluation that gives every rank the same number of rows, some of them twice, as DistributedSampler does."""
 
@@ -194,6 +214,7 @@ loaded = OwnRecipe(hooks=Loaded())
 in_order = OwnRecipe(hooks=LoadedInOrder())
 saved = OwnRecipe(hooks=Saved(), training=replace(TRAINING, ema_decay=0.9))
 saved_sampled = OwnRecipe(hooks=SavedSampled())
+continuing = OwnRecipe(hooks=Continuing(), training=replace(TRAINING, evaluate_every=1, ema_decay=0.9))
 padded = OwnRecipe(hooks=Padded())
 
 
@@ -265,6 +286,13 @@ class Outside(Hooks):
         return made
 
 
+class Uneven(Hooks):
+    """A sampler that ends sooner on rank 1."""
+
+    def sampler(self, size: int, training: Training, world: World) -> Sampler:
+        return Strided(size, replace(training, epochs=2 - world.rank), world)
+
+
 class Stateless(Hooks):
     def sampler(self, size: int, training: Training, world: World) -> Sampler:
         return iter(())  # type: ignore[return-value]
@@ -310,6 +338,6 @@ class EarlyRecipe(OwnRecipe):
 
 
 copied, nothing, unreduced, failing, idle = (OwnRecipe(hooks=kind()) for kind in (Copied, Nothing, Unreduced, Failing, Idle))
-outside, stateless, empty, cutting = (OwnRecipe(hooks=kind()) for kind in (Outside, Stateless, Empty, Cutting))
+outside, stateless, uneven, empty, cutting = (OwnRecipe(hooks=kind()) for kind in (Outside, Stateless, Uneven, Empty, Cutting))
 early = EarlyRecipe(hooks=Fsdp())
 scaled = OwnRecipe(hooks=Clipper(), training=replace(TRAINING, autocast="float16", loss_scale=1024.0))

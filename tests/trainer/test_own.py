@@ -121,6 +121,13 @@ def test_hook_that_raises_is_named(tmp_path: Path) -> None:
     assert "hooks." not in done.errors.get(0, "")
 
 
+def test_sampler_that_ends_on_one_rank_is_told(tmp_path: Path) -> None:
+    """The rank whose data is used up says so, before the others give up waiting for it."""
+    done = run_attempt(tiny_job(tmp_path, recipe="own_recipes:uneven", world_size=2, stall_s=2.0))
+
+    assert "RankError: rank 1: its data was used up after 4 updates, and other ranks went on" in done.errors[1]
+
+
 @pytest.mark.parametrize("name", ["clipper", "fsdp"])
 def test_infinite_loss_stops_all_ranks(name: str, tmp_path: Path) -> None:
     """The default update makes no step with a gradient that is not finite, whichever rank it comes from."""

@@ -163,6 +163,16 @@ def test_own_order_and_own_checkpoints_go_together(tmp_path: Path) -> None:
     assert run.ledger_sha256 == twin.ledger_sha256
 
 
+def test_streams_that_go_on_are_disturbed_by_nobody(tmp_path: Path) -> None:
+    """Random streams that no step starts anew come back with own checkpoints; fetches, audits, evaluations and saves draw none."""
+    fault = Fault(kind="kill", rank=1, step=3)
+    run = killed(tmp_path / "killed", "continuing", fault, steps=6, audit=True, evaluate=True)
+    twin = killed(tmp_path / "twin", "continuing", steps=6)
+
+    assert run.attempts == 2
+    assert run.state_sha256_by_rank == twin.state_sha256_by_rank
+
+
 def test_stale_moments_of_the_planted_defect_show(tmp_path: Path) -> None:
     """The planted defect of a resume works on own checkpoints, too."""
     fault = Fault(kind="kill", rank=0, step=3)
