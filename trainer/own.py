@@ -183,7 +183,7 @@ def end_together(run: "Training") -> None:
             dist.barrier()
     except RuntimeError as error:
         raise RankError(
-            f"rank {run.world.rank}: its data was used up after {run.step} updates, and other ranks went on, who wait for its gradients. The "
+            f"rank {run.world.rank}: its data was used up after {run.step} updates, and others went on, who wait for its gradients. The "
             "last sealed checkpoint is untouched. Let hooks.sampler and hooks.loader end after the same step on every rank: leave out what "
             "does not divide."
         ) from error
