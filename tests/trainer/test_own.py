@@ -125,7 +125,7 @@ def test_sampler_that_ends_on_one_rank_is_told(tmp_path: Path) -> None:
     """The rank whose data is used up says so, before the others give up waiting for it."""
     done = run_attempt(tiny_job(tmp_path, recipe="own_recipes:uneven", world_size=2, stall_s=2.0))
 
-    assert "RankError: rank 1: its data was used up after 4 updates, and other ranks went on" in done.errors[1]
+    assert "RankError: rank 1: its data was used up after 4 updates, and others went on" in done.errors[1]
 
 
 @pytest.mark.parametrize("name", ["clipper", "fsdp"])
