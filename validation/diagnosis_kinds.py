@@ -175,3 +175,8 @@ class Diagnosis:
 def said(kind: Kind, words: str) -> str:
     """A diagnosis as text: its kind, what was seen, what to do next."""
     return str(Diagnosis(kind=kind, words=words))
+
+
+def is_said(text: str, kind: Kind) -> bool:
+    """Whether a text of `said` is of this kind."""
+    return text.startswith(f"{kind.replace('_', ' ')}: ")

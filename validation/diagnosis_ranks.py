@@ -32,7 +32,7 @@ def diagnose_ranks(difference: BitDifference) -> Diagnosis:
     stage, between = difference.stage, difference.is_between_ranks
     if stage == "buffer":
         whom = "ranks hold other buffers" if between else "buffers depend on how many ranks there are"
-        return _said("buffers", difference, f"{whom} while gradients and weights agree")
+        return _said("buffers", difference, f"{whom} where gradients and weights agree")
     if not between:
         return _said("world_size", difference, "all ranks of a world size agree, but the result depends on how many there are")
     if stage == "clipped" and "reduced" in difference.agreeing:

@@ -8,12 +8,13 @@ norm after clipping; answers to a bad micro-batch; repeats of one gradient. The 
 from dataclasses import replace
 
 from validation.completeness import complete, listed
+from validation.diagnosis_kinds import is_said
 from validation.equivalence_conditions import clip_checks, condition_checks, condition_notes, condition_tables
 from validation.equivalence_data import compared, data_checks, unknown_notes
 from validation.equivalence_errors import error_checks, error_plots, error_tables, slope_checks
 from validation.equivalence_evaluations import evaluation_checks, evaluation_tables
 from validation.equivalence_evidence import missing_evidence
-from validation.equivalence_exact import bit_checks, is_intermittent, soak_checks, soak_notes, state_notes
+from validation.equivalence_exact import bit_checks, soak_checks, soak_notes, state_notes
 from validation.equivalence_legs import LEGS, is_own
 from validation.equivalence_poison import poison_checks, poison_tables
 from validation.equivalence_streams import rate_checks, stream_checks, wrong_rates
@@ -38,20 +39,23 @@ def judge_equivalence(records: EquivalenceRecords, policy: EquivalencePolicy) ->
 
 def _judge(records: EquivalenceRecords, policy: EquivalencePolicy) -> GateVerdict:
     missing = [*missing_evidence(records, policy), *_unreadable(records)]
-    rates, soak = list(wrong_rates(records)), soak_checks(records)
+    rates, bits, soak = list(wrong_rates(records)), bit_checks(records), soak_checks(records)
+    late = [item for item in bits if is_said(item.action, "buffers")]  # buffers move after the update
+    unsteady = [item for item in soak if is_said(item.action, "intermittent")]  # what comes and goes explains all that follows
     checks = (
         complete(missing, source="every leg, world size, rank, step and tensor that the trainer's kind asks for", action=RERUN),
         *data_checks(records),
         *stream_checks(records),
         *rate_checks(records, rates),
-        *(item for item in soak if is_intermittent(item)),  # what comes and goes explains all that follows
-        *bit_checks(records),
+        *unsteady,
+        *(item for item in bits if item not in late),
         *condition_checks(records),
         *error_checks(records, policy, rates_differ=bool(rates)),
+        *late,
         *slope_checks(records, policy),
         *clip_checks(records, policy),
         *poison_checks(records),
-        *(item for item in soak if not is_intermittent(item)),
+        *(item for item in soak if item not in unsteady),
         *evaluation_checks(records, policy),
     )
     tables = (

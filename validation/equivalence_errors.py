@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from validation.completeness import absent_columns, listed
-from validation.diagnosis import STAGE_WORDS, diagnose
+from validation.diagnosis import STAGE_WORDS, Divergence, diagnose
 from validation.diagnosis_kinds import said
 from validation.equivalence_legs import LEGS, finished
 from validation.equivalence_poison import without_skipped
@@ -35,7 +35,7 @@ def error_checks(records: EquivalenceRecords, policy: EquivalencePolicy, *, rate
     checks = []
     for leg, rows in legs.items():
         first = first_divergence(legs, leg, limit.value, micro_batches=micro_batches(records, leg), rates_differ=rates_differ)
-        for stage in (stage for stage in ERROR_STAGES if stage in set(rows["stage"])):
+        for stage in sorted(set(rows["stage"]) & set(ERROR_STAGES), key=lambda name: _turn(name, first)):
             staged = rows[rows["stage"] == stage]
             failing = first_beyond(staged, limit.value)
             row = worst_row(failing if len(failing) else staged)
@@ -53,6 +53,11 @@ def error_checks(records: EquivalenceRecords, policy: EquivalencePolicy, *, rate
                 )
             )  # fmt: skip
     return checks
+
+
+def _turn(stage: str, first: Divergence | None) -> tuple[bool, int]:
+    """The stage that leaves the reference first comes first; a wrong update makes the next step's gradient wrong."""
+    return first is None or stage != first.stage, ERROR_STAGES.index(stage)
 
 
 def micro_batches(records: EquivalenceRecords, leg: str) -> dict[int, int]:

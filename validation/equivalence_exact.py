@@ -7,7 +7,7 @@ import pandas as pd
 
 from validation.completeness import absent_columns, listed
 from validation.diagnosis import GRADIENTS, STAGE_WORDS
-from validation.diagnosis_kinds import Diagnosis, Kind, said
+from validation.diagnosis_kinds import Diagnosis, Kind
 from validation.diagnosis_ranks import BitDifference, diagnose_ranks
 from validation.equivalence_legs import finished
 from validation.records import DIGEST_COLUMNS, STAGES, EquivalenceRecords, Frame, Leg
@@ -16,7 +16,6 @@ from validation.verdict import Check, check
 EXACT = "the exact reduction adds lanes in one fixed tree, so bits may not depend on ranks (docs/gates/gradient_equivalence.md)"
 REPLICAS = "ranks hold copies of one model: the same bits on every rank of a run"
 REPEATS = "the same samples at the same weights have one gradient"
-INTERMITTENT = said("intermittent", "").partition(":")[0]  # how such an action begins
 COMPARED = tuple(stage for stage in STAGES if stage != "again")
 _KEYS = ["step", "stage", "tensor"]
 
@@ -154,11 +153,6 @@ def soak_checks(records: EquivalenceRecords) -> list[Check]:
         name = f"soak leg: repeats that differ at W={leg.world_size}"
         checks.append(check(name, struck, "==", 0, unit="", source=REPEATS, where=where, action=action))
     return checks
-
-
-def is_intermittent(item: Check) -> bool:
-    """Whether a soak's check found a gradient that comes out otherwise now and then, and not ranks that always disagree."""
-    return item.action.startswith(INTERMITTENT)
 
 
 def _soaked(digests: Frame, differ: Frame) -> Diagnosis:

@@ -459,3 +459,22 @@ def test_every_leg_says_what_it_shows() -> None:
     assert all(kind.shows for kind in LEGS.values())
     assert POLICY.steps.value == STEPS
     assert len(TENSORS) == 3
+
+
+def test_update_before_the_gradient_it_spoils() -> None:
+    """A wrong update at one step makes the next gradient wrong: the update is named."""
+    wrong = off("logic", 0.5, 0.9, stage="weight", world_size=2)
+    late = changed(wrong.errors, "rel_err", 0.01, leg="logic", world_size=2, step=(1, 2, 3, 4, 5), stage=("reduced", "clipped"))
+    verdict = judge_equivalence(replace(wrong, errors=late), POLICY)
+
+    assert verdict.reason.startswith("logic leg: update, worst tensor (first at step 0")
+    assert verdict.action.startswith("update: ")
+
+
+def test_buffers_after_gradients() -> None:
+    """Statistics of one rank spoil the gradient first, and the buffers after the update."""
+    made = with_leg(off(EVERYTHING, 0.4, 0.9, world_size=(2, 4)), "own", 2, digests=change("sha256", "other", rank=1, stage="buffer"))
+    verdict = judge_equivalence(made, POLICY)
+
+    assert verdict.action.startswith("per rank: ")
+    assert "own leg: digests that differ between ranks" in failed(verdict)
