@@ -100,8 +100,9 @@ def mean_gradients(recipe: Recipe, model: nn.Module, given: Sequence[tuple[Batch
 
 
 def clip(gradients: Gradients, setting: Setting) -> Gradients:
-    """The same gradients with a global norm of at most the limit."""
-    share = 1.0 if setting.limit is None else setting.limit / (whole_norm(gradients) + setting.slack)
+    """The same gradients with a global norm of at most the limit; the norm is taken in their own type, as torch does it."""
+    norm = float(torch.stack([value.norm() for value in gradients.values()]).norm())
+    share = 1.0 if setting.limit is None else setting.limit / (norm + setting.slack)
     return gradients if share >= 1.0 else {name: value * share for name, value in gradients.items()}
 
 
