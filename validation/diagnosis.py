@@ -65,6 +65,9 @@ def diagnose(divergence: Divergence) -> Diagnosis:
     broken = [row.tensor for row in divergence.tensors if not math.isfinite(row.rel_err) or math.isnan(row.in_noise)]
     if broken:
         return _said("not_a_number", divergence, f"not a number in {listed(broken)}")
+    if divergence.leg == "spike" and "logic" in divergence.clean_legs:
+        words = "right without the bad micro-batch and wrong with it: a rank left it, or itself, out of a step that all made"
+        return _said("poison", divergence, f"{words}; {_amounts(divergence.tensors, divergence.total)}")
     if divergence.leg in ("training", "fast") and (found := _against_logic(divergence)):
         return found
     if divergence.stage == "weight":

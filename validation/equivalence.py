@@ -38,7 +38,7 @@ def judge_equivalence(records: EquivalenceRecords, policy: EquivalencePolicy) ->
 
 
 def _judge(records: EquivalenceRecords, policy: EquivalencePolicy) -> GateVerdict:
-    missing = [*missing_evidence(records, policy), *_unreadable(records)]
+    missing = [*missing_evidence(records, policy), *unreadable(records)]
     rates, bits, soak = list(wrong_rates(records)), bit_checks(records), soak_checks(records)
     late = [item for item in bits if is_said(item.action, "buffers")]  # buffers move after the update
     unsteady = [item for item in soak if is_said(item.action, "intermittent")]  # what comes and goes explains all that follows
@@ -73,7 +73,7 @@ def _passed(records: EquivalenceRecords) -> str:
     return f"at world sizes {sizes} {kept}, consume the samples of one process, and every tensor stays within its own float noise"
 
 
-def _unreadable(records: EquivalenceRecords) -> list[str]:
+def unreadable(records: EquivalenceRecords) -> list[str]:
     """Ledgers of the exact leg that cannot be compared with the order."""
     return [f"the ledger of the exact leg at W={size} ({found})" for size, found in compared(records).items() if isinstance(found, str)]
 

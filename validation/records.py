@@ -23,8 +23,8 @@ LEDGER_COLUMNS = ("step", "lane", "position", "sample_id")
 CURVE_COLUMNS = ("step", "samples", "train_loss", "quality")
 
 # What an audited run leaves of each step's tensors, in the order in which they come to be. "reduced": the mean gradient before clipping
-# (absent where an own training step does it all at once), "clipped": what the optimizer was handed, "weight" and "buffer": after the update,
-# "again": the clipped gradient of a soak, computed once more from the same state (its step is the repeat's number).
+# (absent where an own training step does it all at once), "clipped": what the optimizer was handed, "weight" and "buffer": after the
+# update, "again": the clipped gradient of a soak, computed once more from the same state (its step is the repeat's number).
 STAGES = ("reduced", "clipped", "weight", "buffer", "again")
 
 # One row per (world_size, rank, step, stage, tensor).

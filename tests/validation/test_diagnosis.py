@@ -158,6 +158,13 @@ def test_only_the_fast_leg() -> None:
     assert diagnose(divergence({4: amounts(0.1, 0.5)}, leg="fast")).kind == "per_rank"
 
 
+@pytest.mark.parametrize("found", [scaled(0.0), scaled(0.5), amounts(0.3, 0.9)], ids=["nothing-left", "half", "own-amounts"])
+def test_bad_micro_batch_left_out(found: tuple[TensorError, ...]) -> None:
+    """What is wrong in the spike leg alone is the ranks' answer to the spike, whatever it looks like."""
+    assert diagnose(divergence({2: found}, leg="spike", clean_legs=("logic",))).kind == "poison"
+    assert diagnose(divergence({2: found}, leg="spike")).kind != "poison"
+
+
 @pytest.mark.parametrize(
     ("changes", "kind"),
     [

