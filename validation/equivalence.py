@@ -20,21 +20,26 @@ from validation.equivalence_poison import poison_checks, poison_tables
 from validation.equivalence_streams import rate_checks, stream_checks, wrong_rates
 from validation.policy import EquivalencePolicy
 from validation.records import EquivalenceRecords
-from validation.verdict import GateVerdict, Table, conclude, controlled
+from validation.verdict import GateVerdict, Outcome, Table, conclude, controlled
 
 GATE = "gradient_equivalence"
+CANCELLED = "The planted defect did not show: what is wrong with the run cancels it. The failure was measured without it."
 RERUN = "run the gate again: `seatrial gate gradient_equivalence --release ID`"
 
 
 def judge_equivalence(records: EquivalenceRecords, policy: EquivalencePolicy) -> GateVerdict:
     """Judge that every world size computes the same gradients and updates from the same samples, and the right ones.
 
-    The control judges the planted errors with the same checks: its leg "training" must fail, or the verdict is inconclusive.
+    The control judges the planted errors with the same checks: its leg "training" must fail, or a pass is inconclusive. A failure stands:
+    what is wrong with the run may cancel what was planted in it (a gradient W times too large, divided by W).
     """
     verdict = _judge(records, policy)
     errors = error_checks(replace(records, errors=records.planted_errors), policy, rates_differ=False)
     planted = conclude(GATE, errors, passed_reason="every tensor of the planted run is within its float noise")
-    return controlled(verdict, records.planted_defect, "training leg", planted)
+    judged = controlled(verdict, records.planted_defect, "training leg", planted)
+    if verdict.outcome is Outcome.FAIL and judged.outcome is not Outcome.FAIL:
+        return replace(verdict, notes=(*verdict.notes, CANCELLED))
+    return judged
 
 
 def _judge(records: EquivalenceRecords, policy: EquivalencePolicy) -> GateVerdict:
