@@ -16,6 +16,7 @@ MUTANTS = Path(__file__).parents[2] / "examples" / "mutants"
 if str(MUTANTS) not in sys.path:
     sys.path.append(str(MUTANTS))  # warm processes import from where this one does
 
+from mutants.catalogue import CASES as CASES  # noqa: E402
 from mutants.catalogue import GRADIENT, REFUSED, Case  # noqa: E402
 
 
@@ -51,12 +52,12 @@ class Heard:
         return self.case.tensor in said and (not self.case.kinds or self.kind in self.case.kinds)
 
 
-def hear(case: Case, folder: Path, say: Callable[[str], None] = lambda _text: None) -> Heard:
-    """Hold the case's gate on its recipe in a fresh folder."""
+def hear(case: Case, folder: Path, *, policy_text: str = "", say: Callable[[str], None] = lambda _text: None) -> Heard:
+    """Hold the case's gate on its recipe in a fresh folder. Args: policy_text, as `seatrial check --policy` reads it; "" = the default."""
     began = time.monotonic()
     gate = GRADIENT if case.gate == REFUSED else case.gate
     try:
-        verdict = check(case.recipe, [gate], case.world_sizes, folder, say=say)[gate]
+        verdict = check(case.recipe, [gate], case.world_sizes, folder, policy_text=policy_text, say=say)[gate]
     except RecipeError as error:
         seconds = time.monotonic() - began
         return Heard(

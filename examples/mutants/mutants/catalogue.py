@@ -41,7 +41,7 @@ SE-01 | A | each micro-batch's mean, averaged | normalisation:se_01 | gradient |
 SE-01-loss | A | the loss is a mean | normalisation:se_01_loss | refused |  |  | huggingface/transformers#34191
 SE-02* | A | tokens counted on each rank alone | normalisation:se_02 | gradient | per_rank |  | huggingface/transformers#34242
 SE-04 | A | token means weighed by samples | normalisation:se_04 | gradient | per_micro_batch |  | verl-project/verl#5625
-SE-04-loss | A | the same inside the loss | normalisation:se_04_loss | gradient+refused | per_micro_batch |  | verl-project/verl#5625
+SE-04-loss | A | the same inside the loss | normalisation:se_04_loss | gradient+refused | per_micro_batch every_size |  | verl-project/verl#5625
 SE-05 | A | divided by the accumulation once more | normalisation:se_05 | gradient | factor |  | unslothai/unsloth-zoo#1023
 SE-05-ranks | A | divided by the world size once more | normalisation:se_05_ranks | gradient | factor |  | unslothai/unsloth-zoo#1023
 SE-08 | A | the auxiliary loss divided by W | normalisation:se_08 | gradient | per_rank |  | NVIDIA/Megatron-LM#3672
@@ -108,7 +108,7 @@ OWN-19 | F | the last rank drops what does not fill | randomness:own_19 | gradie
 OWN-20 | F | labels of neighbours on one rank | randomness:own_20 | gradient | content |  |
 OWN-21 | F | the ledger is right, the samples are not | randomness:own_21 | gradient | claims content |  |
 SE-59* | G | the epoch begins at zero again | resuming:se_59 | resume | position |  | huggingface/accelerate#2016
-SE-61 | G | skipping draws from what was restored | resuming:se_61 | resume | random_streams not_in_state |  | huggingface/transformers#46628
+SE-61 | G | skipping draws from it again | resuming:se_61 | resume | random_streams not_in_state |  | huggingface/transformers#46628
 SE-62 | G | updates taken for micro-batches | resuming:se_62 | resume | position |  | EleutherAI/gpt-neox#308
 SE-64 | G | the second resume of an epoch is wrong | resuming:se_64 | resume | position |  | KempnerInstitute/KempnerForge#57
 SE-67 | G | on other ranks other samples | resuming:se_67 | resume | position |  | huggingface/transformers#22580
