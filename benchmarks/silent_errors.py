@@ -7,7 +7,7 @@ trainer's own warm server. `ratio` is caught / cases over the mutants; a control
 A whole run writes docs/gates/silent_errors.md.
 
 Peer: TrainCheck 0.2.0 (benchmarks/peers/traincheck.txt) on those mutants whose fault shows in a plain script of one training: invariants
-are inferred from a right run, then each mutant's trace is checked (benchmarks/support/traincheck.py says how, and what came of it).
+are inferred from a right run, then each mutant's trace is checked (benchmarks/support/traincheck.py says how).
 
 Limits: a mutant is one way to write an error; the same error elsewhere may show in another way. Seconds are of one machine.
 """
@@ -92,7 +92,14 @@ def page(heard: Sequence[Heard], peer: PeerResult) -> str:
         rows = [item for item in heard if item.case.fault == letter]
         lines += ["", f"## {letter}: {name}", "", *rows_of(rows)] if rows else []
     controls = [item for item in heard if item.case.is_control]
-    lines += ["", "## Controls: nothing is wrong with these", "", *rows_of(controls), "", *peer.page()]
+    lines += [
+        "",
+        "## Controls: nothing is wrong with these",
+        "",
+        *rows_of(controls),
+        "",
+        *peer.page({item.case.id: item.gate for item in heard}),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -139,7 +146,8 @@ def main() -> int:
     tally = Tally.of(heard)
     is_whole = not (arguments.quick or arguments.only or arguments.no_peer)
     if is_whole:
-        PAGE.write_text(page(heard, peer_results(heard)))
+        with tempfile.TemporaryDirectory() as folder:
+            PAGE.write_text(page(heard, peer_results(Path(folder))))
     progress(f"{tally.caught} of {tally.mutants} caught, {tally.named} named, {tally.alarms} false alarms in {tally.controls} controls")
     document = Document(
         name="silent_errors", peer="TrainCheck 0.2.0 on the mutants of one plain training", ratio=tally.caught / max(tally.mutants, 1),

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-NAMES = ("sampler", "checkpoint_stall", "exact_reduction", "restart", "kill_campaign", "telemetry", "step_throughput")
+NAMES = ("sampler", "checkpoint_stall", "exact_reduction", "restart", "kill_campaign", "telemetry", "step_throughput", "silent_errors")
 
 
 def run(name: str, *options: str) -> subprocess.CompletedProcess[str]:

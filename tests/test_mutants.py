@@ -5,6 +5,12 @@ from mutants.catalogue import CASES, CONTROLS, MUTANTS, REFUSED, Case
 from support.hearing import hear
 
 FAULTS = "ABCDEFGH"
+QUICK = "{gradient_equivalence: {soak_repeats: {value: 3, source: a quick look}}}"  # rare faults are for the long proofs
+
+
+def policy_of(case: Case) -> str:
+    """The long proofs are made under the default policy."""
+    return QUICK if case.is_quick else ""
 
 
 def cases(chosen: tuple[Case, ...]) -> list[object]:
@@ -16,7 +22,7 @@ def cases(chosen: tuple[Case, ...]) -> list[object]:
 @pytest.mark.parametrize("case", cases(MUTANTS))
 def test_mutant_is_caught_and_named(case, tmp_path):
     """The gate that has to see it fails, and says which tensor or kind of fault it is."""
-    heard = hear(case, tmp_path)
+    heard = hear(case, tmp_path, policy_text=policy_of(case))
 
     assert heard.gate in (case.gate, *case.also), heard
     assert heard.is_named, heard
@@ -26,7 +32,7 @@ def test_mutant_is_caught_and_named(case, tmp_path):
 @pytest.mark.parametrize("case", cases(CONTROLS))
 def test_control_passes(case, tmp_path):
     """Nothing is wrong with it, and nothing is said to be."""
-    heard = hear(case, tmp_path)
+    heard = hear(case, tmp_path, policy_text=policy_of(case))
 
     assert heard.outcome == "pass", heard
 

@@ -67,8 +67,8 @@ def hear(case: Case, folder: Path, *, policy_text: str = "", say: Callable[[str]
 
 
 def _heard(case: Case, verdict: GateVerdict, seconds: float) -> Heard:
-    failed = [item for item in verdict.checks if item.passed is not True]
-    first = failed[0] if failed and verdict.outcome is not Outcome.PASS else None
+    failed = sorted((item for item in verdict.checks if item.passed is not True), key=lambda item: item.passed is not False)
+    first = failed[0] if failed and verdict.outcome is not Outcome.PASS else None  # what is wrong before what is missing
     return Heard(
         case=case, outcome=str(verdict.outcome), check=first.name if first else "", where=first.where if first else "",
         kind=kind_of(verdict), words=verdict.reason + " " + verdict.action, in_noise=noise_of(failed), seconds=seconds,

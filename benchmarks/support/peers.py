@@ -23,22 +23,22 @@ class PeersMissing(Exception):
     """The peers' environment could not be made; says why."""
 
 
-def peers_python() -> Path:
+def peers_python(requirements: Path = REQUIREMENTS, environment: Path = ENVIRONMENT) -> Path:
     """Interpreter that sees this project's packages and the pinned peers; the environment is made when it is not there yet.
 
     Raises: PeersMissing when the packages cannot be installed.
     """
-    mark = ENVIRONMENT / "installed"
-    wanted = hashlib.sha256(REQUIREMENTS.read_bytes() + sys.executable.encode()).hexdigest()
-    python = ENVIRONMENT / "bin" / "python"
+    mark = environment / "installed"
+    wanted = hashlib.sha256(requirements.read_bytes() + sys.executable.encode()).hexdigest()
+    python = environment / "bin" / "python"
     if mark.exists() and mark.read_text() == wanted:
         return python
-    progress(f"installing {REQUIREMENTS.name} into {ENVIRONMENT.name} ...")
-    shutil.rmtree(ENVIRONMENT, ignore_errors=True)
-    _run([sys.executable, "-m", "venv", "--without-pip", str(ENVIRONMENT)])
-    packages = Path(sysconfig.get_path("purelib", vars={"base": str(ENVIRONMENT)}))
+    progress(f"installing {requirements.name} into {environment.name} ...")
+    shutil.rmtree(environment, ignore_errors=True)
+    _run([sys.executable, "-m", "venv", "--without-pip", str(environment)])
+    packages = Path(sysconfig.get_path("purelib", vars={"base": str(environment)}))
     (packages / "project.pth").write_text(f"import site; site.addsitedir({sysconfig.get_path('purelib')!r})\n")  # torch and all else
-    _run([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "-r", str(REQUIREMENTS)])
+    _run([sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "-r", str(requirements)])
     mark.write_text(wanted)
     return python
 

@@ -41,13 +41,13 @@ SE-01 | A | each micro-batch's mean, averaged | normalisation:se_01 | gradient |
 SE-01-loss | A | the loss is a mean | normalisation:se_01_loss | refused |  |  | huggingface/transformers#34191
 SE-02* | A | tokens counted on each rank alone | normalisation:se_02 | gradient | per_rank |  | huggingface/transformers#34242
 SE-04 | A | token means weighed by samples | normalisation:se_04 | gradient | per_micro_batch |  | verl-project/verl#5625
-SE-04-loss | A | the same inside the loss | normalisation:se_04_loss | gradient+refused | per_micro_batch every_size |  | verl-project/verl#5625
+SE-04-loss | A | the same inside the loss | normalisation:se_04_loss | gradient+refused | every_size |  | verl-project/verl#5625
 SE-05 | A | divided by the accumulation once more | normalisation:se_05 | gradient | factor |  | unslothai/unsloth-zoo#1023
 SE-05-ranks | A | divided by the world size once more | normalisation:se_05_ranks | gradient | factor |  | unslothai/unsloth-zoo#1023
 SE-08 | A | the auxiliary loss divided by W | normalisation:se_08 | gradient | per_rank |  | NVIDIA/Megatron-LM#3672
 SYN-04 | A | every gradient one per cent too large | normalisation:syn_04 | gradient | factor |  | synthetic
 OWN-01 | A | the last rank's loss scaled by two | normalisation:own_01 | gradient | per_rank |  |
-OWN-02 | A | divided by the tokens of the window before | normalisation:own_02 | gradient | factor |  |
+OWN-02 | A | divided by the tokens of the window before | normalisation:own_02 | gradient | factor intermittent |  |
 OWN-03 | A | rank 0's tokens stand for everyone's | normalisation:own_03 | gradient | factor |  |
 SE-10* | B | embeddings gathered without a gradient | coupled:se_10 | gradient | factor |  | lightly-ai/lightly#1977
 SE-10-rows | B | the other ranks' views get no gradient | coupled:se_10_rows | gradient | per_rank |  | mlfoundations/open_clip#616
@@ -67,7 +67,7 @@ SE-26 | C | a compiled closure over the inner model | synchronisation:se_26 | gr
 SE-28 | C | one collective in a hundred loses a rank | synchronisation:se_28 | gradient | intermittent some_tensors |  | TrainCheck
 SE-28-got | C | one in a hundred never comes | synchronisation:se_28_receiver | gradient | intermittent unreduced_tensors |  | TrainCheck
 OWN-05 | C | a tied matrix added under both names | synchronisation:own_05 | gradient | some_tensors | embedding.weight |
-OWN-06 | C | the last rank's window ends early | synchronisation:own_06 | gradient | samples |  |
+OWN-06 | C | the last rank's window ends early | synchronisation:own_06 | gradient | samples padding |  |
 OWN-07 | C | small tensors travel in sixteen bits | synchronisation:own_07 | gradient | precision some_tensors |  |
 SE-29 | D | clipped by the norm of a shard | precision:se_29 | gradient | clipping |  | pytorch/pytorch#170862
 SE-31 | D | clipped after every micro-batch | precision:se_31 | gradient | clipping per_micro_batch |  | huggingface/transformers#1563
@@ -119,7 +119,7 @@ SE-70 | H | moments dropped in silence | resuming:se_70 | resume | moments_lost 
 SE-72 | H | two tensors' moments change places | resuming:se_72 | resume | moments_swapped |  | pytorch/pytorch#1489
 SE-74 | H | rows never written | resuming:se_74 | resume | weights | blocks.0.mlp_in.weight | deepspeedai/DeepSpeed#7546
 SE-74-missing | H | a name passed over | resuming:se_74_missing | resume | weights | blocks.0.mlp_in.weight | deepspeedai/DeepSpeed#6691
-SE-76 | H | weights rounded on load | resuming:se_76 | resume | weights_rounded |  | NVIDIA/Megatron-LM#2789
+SE-76 | H | weights rounded on load | resuming:se_76 | resume | weights_rounded weights |  | NVIDIA/Megatron-LM#2789
 SE-78 | H | the schedule is one behind | resuming:se_78 | resume | schedule |  | Lightning-AI/pytorch-lightning#4655
 SE-78-lost | H | the warm-up begins again | resuming:se_78_lost | resume | schedule |  | Lightning-AI/pytorch-lightning#1772
 SE-79 | H | the average begins again | resuming:se_79 | resume | averages |  | ultralytics/yolov5#310

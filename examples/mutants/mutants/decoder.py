@@ -4,6 +4,7 @@ B = sequences, T = LENGTH tokens, D = WIDTH, H = HEADS, V = VOCABULARY.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -126,6 +127,8 @@ class Decoder(PlainRecipe):
         """Args: even, all sequences have the same length and weight; branched, some samples go through a branch of their own."""
         super().__init__(hooks, excludes)
         self.even, self.branched = even, branched
+        if even:  # a last, smaller batch would not have the same on every rank
+            self.training = replace(self.training, tail="drop")
 
     def data(self, split: str) -> Table:
         return sequences(split, even=self.even)
