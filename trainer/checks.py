@@ -275,12 +275,14 @@ def is_random(recipe: Recipe, model: nn.Module, batch: Batch) -> bool:
 
 
 def _two_seeds(recipe: Recipe, model: nn.Module, batch: Batch) -> list[float]:
-    """The loss sum under each of two seeds."""
-    seen = []
+    """The loss sum under each of two seeds, from the same buffers; they end as they were."""
+    seen, buffers = [], {name: value.clone() for name, value in model.named_buffers()}
     for seed in (1, 2):
+        _put_back(model, buffers)
         seed_streams(seed)
         with torch.no_grad():
             seen.append(recipe.loss(model, batch)[0].item())
+    _put_back(model, buffers)
     return seen
 
 

@@ -205,7 +205,8 @@ def _compared(found: Mapping[str, Tensor], expected: Gradients, no_gradient: fro
         right = expected[name]
         along, whole = float((found[name].double() * right).sum()), float((right * right).sum())
         yield name, error, along / whole if whole and name not in no_gradient else math.nan
-    yield from ((name, math.inf, math.nan) for name in found if name not in expected)
+    whole = whole_norm(expected)  # a tensor that the reference does not have ought to have nothing
+    yield from ((name, float(value.double().norm()) / whole, math.nan) for name, value in found.items() if name not in expected)
 
 
 def _found(kept: Mapping[str, Tensor], step: int, stage: str, expected: Gradients) -> dict[str, Tensor]:
