@@ -65,7 +65,7 @@ class PeerResult:
             return [*lines, f"TrainCheck did not run here: {self.missing}", "", PUBLISHED]
         lines += [
             f"On mutants that one plain training script can show: {self.invariants} invariants inferred from {UPDATES} right updates on "
-            f"two ranks in {self.infer_s:.0f} s; the same training once more broke {self.unstable} of them, which are left out. Seconds are "
+            f"two ranks in {self.infer_s:.0f} s; the same training once more broke {self.unstable} of them, left out here. Seconds are "
             "of the updates alone, plain and traced, and of looking for broken invariants.",
             "",
             "| training | the gates | TrainCheck | broken invariants | plain s | traced s | checking s |",

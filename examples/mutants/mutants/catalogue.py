@@ -100,7 +100,7 @@ SE-55-steps | F | every update drops the same places | randomness:se_55_steps | 
 SE-56 | F | rank 0's loss decides what is skipped | randomness:se_56 | gradient | poison |  | ecmwf/WeatherGenerator#2724
 SE-56-each | F | each rank skips by itself | randomness:se_56_each | gradient | poison |  | NVIDIA-NeMo/Automodel#2468
 SE-56-zero | F | a rank leaves itself out | randomness:se_56_zero | gradient | poison |  | ecmwf/WeatherGenerator#2724
-OWN-15 | F | an epoch is padded to the ranks | randomness:own_15 | gradient | padding samples |  |
+OWN-15 | F | an epoch is padded to the ranks | randomness:own_15 | gradient | padding samples order |  |
 OWN-16 | F | one rank's share is the whole evaluation | randomness:own_16 | gradient | evaluation |  |
 OWN-17 | F | evaluation leaves out what does not fill | randomness:own_17 | gradient | evaluation |  |
 OWN-18 | F | the same noise in every epoch | randomness:own_18 | gradient | streams content |  |
