@@ -69,7 +69,7 @@ class ClippedBefore(SumReduction):
             dist.all_reduce(weight)
         share = weight.item() / world.world_size
         own = [gradient / share for gradient in gradients]
-        if self.limit is not None:
+        if self.limit is not None and world.world_size > 1:
             factor = min(1.0, self.limit / (nn.utils.get_total_norm(own).item() + 1e-6))
             torch._foreach_mul_(own, factor)  # wrong: each rank's own gradient is clipped, and the mean taken afterwards
         for gradient, value in zip(gradients, own, strict=True):
