@@ -141,7 +141,14 @@ def move(model: nn.Module, draw: torch.Generator) -> None:
 
 def whole_norm(tensors: Mapping[str, Tensor]) -> float:
     """Euclidean norm of all tensors together."""
-    return math.sqrt(sum(float(value.double().norm()) ** 2 for value in tensors.values()))
+    return math.sqrt(sum(value**2 for value in norms(tensors).values()))
+
+
+def norms(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """Frobenius norm of each tensor, taken in float64."""
+    if not tensors:
+        return {}
+    return dict(zip(tensors, torch.stack(torch._foreach_norm([value.double() for value in tensors.values()])).tolist(), strict=True))
 
 
 def rates_of(optimizer: Optimizer) -> str:

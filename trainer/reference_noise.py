@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.plain import Gradients, Moment, Setting, clip, mean_gradients, move, pieces, put, train, whole_norm
+from trainer.plain import Gradients, Moment, Setting, clip, mean_gradients, move, norms, pieces, put, train, whole_norm
 from trainer.problem import Problem, fresh_model
 from trainer.streams import NOISE, hash64
 
@@ -46,18 +46,18 @@ def _largest(variants: Iterable[Variant], moments: Sequence[Moment], precision: 
             for name, value in found.items():
                 seen.setdefault((stage, step, name), []).append(value)
     half_ulp = torch.finfo(precision).eps / 2
-    floors = {(stage, step, name): _floor(moments[step], stage, name, half_ulp) for stage, step, name in seen}
+    floors = {place: _floors(moments[place[1]], place[0], half_ulp) for place in {(stage, step) for stage, step, _ in seen}}
     # np.max hands NaN on, max() may lose it
-    return {place: float(np.max([*values, floors[place]])) for place, values in seen.items()}
+    return {(stage, step, name): float(np.max([*values, floors[stage, step][name]])) for (stage, step, name), values in seen.items()}
 
 
 def distances(found: Mapping[str, Tensor], expected: Gradients, no_gradient: frozenset[str]) -> dict[str, float]:
     """Relative Frobenius distance of each tensor; `no_gradient` names those measured by the norm of all."""
-    whole = whole_norm(expected)
+    whole, scales = whole_norm(expected), norms(expected)
+    errors = norms({name: found[name].double() - value for name, value in expected.items()})
     result = {}
-    for name, value in expected.items():
-        scale = whole if name in no_gradient else float(value.norm())
-        error = float((found[name].double() - value).norm())
+    for name, error in errors.items():
+        scale = whole if name in no_gradient else scales[name]
         result[name] = error / scale if scale else (0.0 if error == 0.0 else math.inf)
     return result
 
@@ -70,7 +70,7 @@ def without_gradient(moment: Moment, stage: str) -> frozenset[str]:
 
 def _zeros(tensors: Mapping[str, Tensor]) -> Iterator[str]:
     whole = whole_norm(tensors)
-    yield from (name for name, value in tensors.items() if float(value.norm()) <= ZERO * whole)
+    yield from (name for name, value in norms(tensors).items() if value <= ZERO * whole)
 
 
 def _float64(problem: Problem, setting: Setting, moments: Sequence[Moment]) -> Iterator[Variant]:
@@ -117,9 +117,10 @@ def _variants(problem: Problem) -> Iterator[tuple[torch.Generator | None, torch.
         yield (draw, None) if number < VARIANTS else (None, draw)
 
 
-def _floor(moment: Moment, stage: str, name: str, half_ulp: float) -> float:
-    """Half a unit in the last place of what is compared."""
+def _floors(moment: Moment, stage: str, half_ulp: float) -> dict[str, float]:
+    """Half a unit in the last place of what is compared, by tensor."""
     if stage != "weight":
-        return half_ulp
-    scale = whole_norm(moment.update) if name in without_gradient(moment, stage) else float(moment.update[name].norm())
-    return max(half_ulp, half_ulp * float(moment.weights[name].norm()) / scale) if scale else half_ulp
+        return dict.fromkeys(moment.reduced, half_ulp)
+    whole, scales, sizes, none = whole_norm(moment.update), norms(moment.update), norms(moment.weights), without_gradient(moment, stage)
+    scales = {name: whole if name in none else scale for name, scale in scales.items()}
+    return {name: max(half_ulp, half_ulp * sizes[name] / scale) if scale else half_ulp for name, scale in scales.items()}
