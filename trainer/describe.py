@@ -2,17 +2,22 @@
 
 import hashlib
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from trainer.order import Order
-from trainer.recipe import SPLITS, Card, DataContract, Recipe, SplitData, Training, code_digest, load_recipe
+from trainer.recipe import SPLITS, Batch, Card, DataContract, Recipe, SplitData, Training, code_digest, load_recipe
 from trainer.sample_ids import check_ids
 from validation.canonical import digest, sha256_hex
 from validation.errors import DataError, RecipeError, ReleaseError
+
+Rows = npt.NDArray[np.int64]
 
 CHUNK_ROWS = 16384  # bounds memory while the content is digested
 
@@ -49,7 +54,8 @@ def describe(recipe_path: str, folder: str) -> RecipeFacts:
         check_ids(recipe, split, data)
         frame = _checked_frame(recipe, split, data)
         frame.to_parquet(Path(folder) / f"{split}.parquet")
-        digests[split] = digest([sha256_hex(pd.util.hash_pandas_object(frame, index=False).to_numpy().tobytes()), _content_sha256(data)])
+        frame_sha256 = sha256_hex(pd.util.hash_pandas_object(frame, index=False).to_numpy().tobytes())
+        digests[split] = digest([frame_sha256, _content_sha256(recipe, split, data)])
         rows[split] = len(frame)
         check_ids(recipe, split, data, size=len(frame))
     training = recipe.training
@@ -72,17 +78,31 @@ def _brought(recipe: Recipe) -> tuple[str, ...]:
     return brought(hooks_of(recipe))
 
 
-def _content_sha256(data: SplitData) -> str:
+def _content_sha256(recipe: Recipe, split: str, data: SplitData) -> str:
     """sha256 over inputs, labels and weights of every row in order, read in chunks; data that draws random numbers draws the same ones."""
     from trainer.dataset import seed_streams  # torch, which only warm processes have
 
     seen = hashlib.sha256()
     for start in range(0, len(data), CHUNK_ROWS):
         seed_streams(start)
-        for part in data.batch(np.arange(start, min(start + CHUNK_ROWS, len(data)))):
+        for part in _batch(recipe, split, data, np.arange(start, min(start + CHUNK_ROWS, len(data)))):
             seen.update(f"{part.dtype}{tuple(part.shape)}".encode())
             seen.update(np.ascontiguousarray(part.numpy()).tobytes())
     return seen.hexdigest()
+
+
+def _batch(recipe: Recipe, split: str, data: SplitData, rows: Rows) -> Batch:
+    """Rows of a split as they are judged. Raises RecipeError for what its code raises, and for what is no batch of tensors."""
+    from torch import Tensor
+
+    with _named(recipe, f"data('{split}').batch(rows)"):
+        batch = data.batch(rows)
+    if not (isinstance(batch, tuple) and len(batch) == 3 and all(isinstance(part, Tensor) for part in batch)):
+        raise RecipeError(
+            f"recipe {recipe.name}: data('{split}').batch(rows) returned a {type(batch).__name__}, not three tensors. There is nothing to "
+            "train on or to judge. Return Batch(inputs, labels, weights), each with one entry a row."
+        )
+    return batch
 
 
 def _checked_frame(recipe: Recipe, split: str, data: SplitData) -> pd.DataFrame:
@@ -107,13 +127,20 @@ def _checked_frame(recipe: Recipe, split: str, data: SplitData) -> pd.DataFrame:
 
 
 def _loaded(recipe: Recipe, split: str) -> SplitData:
-    try:
+    with _named(recipe, f"data('{split}')"):
         return recipe.data(split)
+
+
+@contextmanager
+def _named(recipe: Recipe, call: str) -> Iterator[None]:
+    """What the recipe's own loading raises becomes a RecipeError that names the call."""
+    try:
+        yield
     except ReleaseError:
         raise
     except Exception as error:
         trace = "".join(traceback.format_exception(error)[-2:]).rstrip()
         raise RecipeError(
-            f"recipe {recipe.name}: data('{split}') raised {type(error).__name__}: {error}. There is nothing to train on, so nothing was "
+            f"recipe {recipe.name}: {call} raised {type(error).__name__}: {error}. There is nothing to train on, so nothing was "
             f"started. Mend the recipe's loader:\n{trace}"
         ) from error

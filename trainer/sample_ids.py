@@ -5,6 +5,8 @@ import numpy as np
 from trainer.recipe import Recipe, SplitData
 from validation.errors import DataError
 
+LARGEST_ID = 2**63 - 1  # of int64, as ledgers hold them
+
 
 def check_ids(recipe: Recipe, split: str, data: SplitData, *, size: int | None = None) -> None:
     """Refuse a split whose samples cannot be told apart, or whose length changes. Raises DataError.
@@ -24,6 +26,11 @@ def check_ids(recipe: Recipe, split: str, data: SplitData, *, size: int | None =
         raise DataError(
             f"recipe {recipe.name}: sample_ids of split '{split}' is {shown}. Samples are told apart by whole numbers. Give a numpy array "
             "of int64, shape (N,): a key of your table, or np.arange(N) where the order never changes."
+        )
+    if len(ids) and int(ids.max()) > LARGEST_ID:
+        raise DataError(
+            f"recipe {recipe.name}: sample_ids of split '{split}' reach {ids.max()}, more than {LARGEST_ID}. A ledger holds int64, "
+            "where such an id would come out as another one. Give smaller numbers: keep 63 bits of a hash, or number the rows."
         )
     if len(ids) != len(data):
         raise DataError(

@@ -1,8 +1,11 @@
 """A recipe as plain values: the data digest covers what the model sees."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import tiny_recipe
 from tiny_recipe import recipe
@@ -41,6 +44,41 @@ def test_a_loader_that_raises_is_the_recipes_fault(tmp_path: Path, monkeypatch: 
 
     with pytest.raises(RecipeError, match="no such table"):
         digest_with(monkeypatch, tmp_path, "recipe", broken)
+
+
+@pytest.mark.parametrize(
+    ("batch", "said"),
+    [
+        (lambda rows: [rows.tolist()] * 3, r"data\('train'\).batch\(rows\) returned a list, not three tensors"),
+        (lambda rows: rows[0] / "x", r"data\('train'\).batch\(rows\) raised .*Mend the recipe's loader"),
+    ],
+)
+def test_a_batch_that_cannot_be_fetched_is_the_recipes_fault(
+    batch: Callable[[npt.NDArray[np.int64]], object], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No tensors, and any exception of batch(), become a RecipeError before anything is run."""
+    load = type(recipe).data
+
+    def broken(self: object, split: str) -> SplitData:
+        data = load(self, split)
+        data.batch = batch
+        return data
+
+    with pytest.raises(RecipeError, match=f"(?s){said}"):
+        digest_with(monkeypatch, tmp_path, "recipe", broken)
+
+
+def test_ids_beyond_int64_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ledger holds int64: an unsigned id of 64 bits would come out as another one."""
+    load = type(recipe).data
+
+    def hashed(self: object, split: str) -> SplitData:
+        data = load(self, split)
+        data.sample_ids = data.sample_ids.astype(np.uint64) + np.uint64(2**63)
+        return data
+
+    with pytest.raises(DataError, match="more than 9223372036854775807"):
+        digest_with(monkeypatch, tmp_path, "recipe", hashed)
 
 
 def test_objects_in_a_frame_are_refused_by_column(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
