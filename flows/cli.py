@@ -252,10 +252,10 @@ def _print_overview(overview: dict[str, Any]) -> None:
 
 
 def _people() -> Any:
-    """Where people's text goes: stderr, so that stdout carries JSON and nothing else."""
+    """Where people's text goes: stderr, so that stdout carries JSON and nothing else. Text from outside is never read as markup."""
     from rich.console import Console
 
-    return Console(stderr=True)
+    return Console(stderr=True, markup=False, emoji=False)
 
 
 def _print_json(value: Any) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import main
+from flows.cli import _people, main
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
@@ -20,6 +20,15 @@ def home(tmp_path: Path, monkeypatch: Patch) -> Path:
     for name in ("SEATRIAL_STORE", "SEATRIAL_CACHE", "MLFLOW_TRACKING_URI", "PREFECT_HOME"):
         monkeypatch.delenv(name, raising=False)
     return folder
+
+
+def test_text_from_outside_is_printed_as_it_is(capsys: Capture) -> None:
+    """Torch's messages name source files and ranks in brackets: no markup, whatever they look like."""
+    text = "[rank1]: [/build/gloo/unbound_buffer.cc:78] timed out :x:"
+
+    _people().print(text)
+
+    assert capsys.readouterr().err == f"{text}\n"
 
 
 def test_lab_prints_the_chapters_table_as_json(capsys: Capture) -> None:
