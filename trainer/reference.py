@@ -45,8 +45,9 @@ def gradient_errors(recipe_path: str, conditions: Conditions | None, runs: Seque
     Returns: GRADIENT_ERROR_COLUMNS for what a run left of the stages "reduced", "clipped" and, in float64, "weight" (the update). A float64
         run is compared with the reference's own training, weights' evolution included. A float32 run's weights part from the reference's
         by rounding after one update, so the reference is asked at the run's own weights: that compares the computation of gradients and
-        nothing else. A tensor without a gradient counts as zero, one that the reference does not have is infinitely wrong. From a poisoned
-        step on that no rank made (its update is zero), or whose loss was infinite, there are no rows.
+        nothing else. A tensor without a gradient counts as zero, one that the reference does not have is wrong by its whole size. From a poisoned
+        step on that no rank made (its update is zero), or whose loss was infinite, there are no rows; of a float32 run that skipped a spike
+        there are those of every step that was made.
     Raises: EvidenceError when a run kept fewer steps.
     """
     torch.set_num_threads(1)  # same bits, and sooner: these are many small operations
@@ -110,10 +111,10 @@ class _Bench:
     def rows(self, run: _Run) -> Iterator[Row]:
         """One run's rows."""
         steps = len(self.problem.parts)
-        poisoned, end = (frozenset(), steps) if run.poison is None else _poisoned(run, self.problem)
-        kept = _kept(run.folder, self._training(Setting(limit=self.problem.recipe.training.clip_norm)), end)
+        poisoned, compared = (frozenset(), range(steps)) if run.poison is None else _poisoned(run, self.problem)
+        kept = _kept(run.folder, self._training(Setting(limit=self.problem.recipe.training.clip_norm)), compared)
         setting = self._setting(run, kept, poisoned)
-        for step, moment in enumerate(self._training(setting)[:end]):
+        for step, moment in ((step, self._training(setting)[step]) for step in compared):
             noise = self._noise(setting, run.precision, step)
             for stage, expected in self._expected(run, setting, kept, step, moment).items():
                 found = _found(kept, step, stage, expected)
@@ -160,17 +161,21 @@ class _Bench:
         return {stage: value for stage, value in right.items() if _left(kept, step, "after" if stage == "weight" else stage)}
 
 
-def _poisoned(run: _Run, problem: Problem) -> tuple[frozenset[tuple[int, int]], int]:
-    """(step, place in its samples) of the micro-batch that was poisoned, and the step that the comparison ends before."""
+def _poisoned(run: _Run, problem: Problem) -> tuple[frozenset[tuple[int, int]], Sequence[int]]:
+    """(step, place in its samples) of the micro-batch that was poisoned, and the steps that are compared."""
     at = run.poison["step"] if isinstance(run.poison, Mapping) else run.poison.step
     kind = run.poison["kind"] if isinstance(run.poison, Mapping) else run.poison.kind
     consumed, updates = runlog.load_consumed(run.folder), runlog.load_updates(run.folder)
     is_skipped = bool((updates.loc[updates["step"] == at, "moved"] == 0).all())
     struck = consumed[consumed["poisoned"].astype(bool) & (consumed["step"] == at)]
-    if kind != "spike" or is_skipped or at >= len(problem.parts) or (struck["sample_id"] < 0).any():
-        return frozenset(), min(at, len(problem.parts))
+    every = range(len(problem.parts))
+    if kind == "spike" and is_skipped and run.precision != "float64":  # what was left of it would be in a later gradient
+        moved = set(updates.loc[updates["moved"] > 0, "step"])
+        return frozenset(), [step for step in every if step in moved]
+    if kind != "spike" or is_skipped or at not in every or (struck["sample_id"] < 0).any():
+        return frozenset(), every[:at]
     places = places_of(problem, at, list(zip(struck["sample_id"], struck["content"], strict=True)))
-    return frozenset((at, place) for place in places), len(problem.parts)
+    return frozenset((at, place) for place in places), every
 
 
 def places_of(problem: Problem, step: int, samples: Sequence[tuple[int, str]]) -> list[int]:
@@ -226,15 +231,13 @@ def _left(kept: Mapping[str, Tensor], step: int, stage: str) -> dict[str, Tensor
     return {name: kept[key] for key, name in names.items() if name.partition("/")[0] not in PARTS}
 
 
-def _kept(folder: Path, moments: Sequence[Moment], end: int) -> dict[str, Tensor]:
-    """What a run kept: of every step before `end` the weights and some gradient. Raises EvidenceError."""
+def _kept(folder: Path, moments: Sequence[Moment], steps: Sequence[int]) -> dict[str, Tensor]:
+    """What a run kept: of each of these steps the weights and some gradient. Raises EvidenceError."""
     path = folder / "gradients.safetensors"
     kept = load_file(path) if path.exists() else {}
-    missing = [f"step{step}/weights/{name}" for step, moment in enumerate(moments[:end]) for name in moment.weights]
+    missing = [f"step{step}/weights/{name}" for step in steps for name in moments[step].weights]
     missing = [name for name in missing if name not in kept]
-    missing += [
-        f"step{step}, its gradients" for step in range(end) if not any(_left(kept, step, stage) for stage in ("reduced", "clipped"))
-    ]
+    missing += [f"step{step}, its gradients" for step in steps if not any(_left(kept, step, stage) for stage in ("reduced", "clipped"))]
     if missing:
         raise EvidenceError(
             f"{path} lacks {len(missing)} of its tensors ({', '.join(missing[:3])}). The run cannot be compared with the reference. Run it "

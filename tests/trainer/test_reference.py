@@ -178,7 +178,8 @@ def test_wrong_update_is_seen_beside_a_right_gradient(tmp_path: Path) -> None:
 
 
 def test_missing_and_strange_tensors_are_judged(tmp_path: Path) -> None:
-    """A tensor that was left without a gradient counts as zero; one that the reference does not know is infinitely wrong."""
+    """A tensor that was left without a gradient counts as zero; one that the reference does not know is
+    wrong by its whole size."""
     path, problem = hard_problem()
     run = leave(tmp_path, problem, Setting(limit=HARD.clip_norm), reduced=lambda name, _, value: None if name == "4.bias" else value)
     kept = load_file(tmp_path / "gradients.safetensors")
@@ -191,7 +192,7 @@ def test_missing_and_strange_tensors_are_judged(tmp_path: Path) -> None:
     assert places == {*(("reduced", step, "4.bias") for step in range(STEPS)), ("clipped", 2, "untied")}
     assert (lost["rel_err"] == 1).all()
     assert (lost["scale"] == 0).all()
-    assert strange["rel_err"].tolist() == [np.inf]
+    assert strange["rel_err"].item() > 1  # its own size, as a share of the whole gradient's
 
 
 def test_a_run_without_clipping_is_compared_with_one(tmp_path: Path) -> None:
@@ -266,14 +267,24 @@ def test_an_id_that_stands_twice_in_a_batch_is_found_by_its_content() -> None:
     assert places_of(problem, 1, [(twice, "of old")]) == [first]
 
 
-@pytest.mark.parametrize(("kind", "moved"), [("spike", 0.0), ("overflow", 1.0)])
-def test_a_step_that_nobody_made_is_not_compared(kind: Any, moved: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A spike that all ranks skipped, and an infinite loss, leave no number to compare: rows end before that step."""
+@pytest.mark.parametrize(
+    ("kind", "moved", "written", "steps"),
+    [
+        ("spike", 0.0, leave, {0}),
+        ("overflow", 1.0, leave, {0}),
+        ("overflow", 1.0, leave32, {0}),
+        ("spike", 0.0, leave32, {0, *range(2, STEPS)}),
+    ],
+)
+def test_a_step_that_nobody_made_is_not_compared(
+    kind: Any, moved: float, written: Any, steps: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A spike that all skipped, and an infinite loss, leave no number to compare; a float32 run goes on being asked at its own weights."""
     path, problem = hard_problem()
     poisoned(monkeypatch, problem, moved=moved)
-    run = leave(tmp_path, problem, Setting(limit=HARD.clip_norm)) | {"poison": {"kind": kind, "rank": 1, "step": 1}}
+    run = written(tmp_path, problem, Setting(limit=HARD.clip_norm)) | {"poison": {"kind": kind, "rank": 1, "step": 1}}
 
-    assert set(gradient_errors(path, HARD, [run], STEPS)["step"]) == {0}
+    assert set(gradient_errors(path, HARD, [run], STEPS)["step"]) == steps
 
 
 def noise_of(problem: Problem, setting: Setting, precision: str) -> Noise:
