@@ -42,12 +42,12 @@ def gradient_errors(recipe_path: str, conditions: Conditions | None, runs: Seque
 
     Args: runs, each {leg, world_size, folder, precision} and perhaps {clip, poison}: clip False = conditions.clip_norm was off; poison, the
         job's Poison or None. Their folders hold gradients.safetensors of at least `steps` steps.
-    Returns: GRADIENT_ERROR_COLUMNS for what a run left of the stages "reduced", "clipped" and, in float64, "weight" (the update). A float64
-        run is compared with the reference's own training, weights' evolution included. A float32 run's weights part from the reference's
-        by rounding after one update, so the reference is asked at the run's own weights: that compares the computation of gradients and
-        nothing else. A tensor without a gradient counts as zero, one that the reference does not have is wrong by its whole size. From a poisoned
-        step on that no rank made (its update is zero), or whose loss was infinite, there are no rows; of a float32 run that skipped a spike
-        there are those of every step that was made.
+    Returns: GRADIENT_ERROR_COLUMNS for what a run left of the stages "reduced", "clipped" and, in float64, "weight" (the update). A
+        float64 run is compared with the reference's own training, weights' evolution included. A float32 run's weights part from the
+        reference's by rounding after one update, so the reference is asked at the run's own weights: that compares the computation of
+        gradients and nothing else. A tensor without a gradient counts as zero, one that the reference does not have is wrong by its
+        whole size. From a poisoned step on that no rank made (its update is zero), or whose loss was infinite, there are no rows; of a
+        float32 run that skipped a spike there are those of every step that was made.
     Raises: EvidenceError when a run kept fewer steps.
     """
     torch.set_num_threads(1)  # same bits, and sooner: these are many small operations
