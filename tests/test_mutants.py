@@ -14,8 +14,8 @@ def policy_of(case: Case) -> str:
 
 
 def cases(chosen: tuple[Case, ...]) -> list[object]:
-    """Parameters; all but the quick sample are slow."""
-    return [pytest.param(case, id=case.id, marks=() if case.is_quick else pytest.mark.slow) for case in chosen]
+    """Parameters; all but the quick sample are proofs."""
+    return [pytest.param(case, id=case.id, marks=() if case.is_quick else pytest.mark.proof) for case in chosen]
 
 
 @pytest.mark.timeout(600)
