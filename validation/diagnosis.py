@@ -66,7 +66,10 @@ def diagnose(divergence: Divergence) -> Diagnosis:
     if broken:
         return _said("not_a_number", divergence, f"not a number in {listed(broken)}")
     if divergence.leg == "spike" and "logic" in divergence.clean_legs:
-        words = "right without the bad micro-batch and wrong with it: a rank left it, or itself, out of a step that all made"
+        words = (
+            "right without the bad micro-batch and wrong with it: a rank left it, or itself, out of a step that all made, or what all "
+            "skipped is in a later gradient"
+        )
         return _said("poison", divergence, f"{words}; {_amounts(divergence.tensors, divergence.total)}")
     if divergence.leg in ("training", "fast") and (found := _against_logic(divergence)):
         return found

@@ -5,7 +5,8 @@ from typing import Literal, NamedTuple
 
 Kind = Literal[
     "not_a_number", "not_split", "rank_order", "padding", "samples", "epoch_order", "order", "content", "claims", "evaluation",
-    "streams", "rates", "no_reduction", "unreduced_tensors", "buffers", "clipping", "update", "nothing_moves", "still", "initial_weights",
+    "streams", "no_draws", "rates",
+    "no_reduction", "unreduced_tensors", "buffers", "clipping", "update", "nothing_moves", "still", "initial_weights",
     "factor", "no_gradient", "some_tensors", "per_rank", "per_micro_batch", "every_size", "precision", "torch_reduction", "world_size",
     "shared", "poison", "intermittent",
     "weights", "weights_rounded", "averages", "averages_as_weights", "moments_lost", "moments_swapped", "moments", "step_count", "schedule",
@@ -51,6 +52,10 @@ KINDS: dict[Kind, Meaning] = {
     "streams": Meaning(
         "two draws of random numbers found a generator in the same state", "seed each stream by (seed, step or epoch, rank, worker)"
     ),
+    "no_draws": Meaning(
+        "forward passes draw no random numbers, though the model has dropout",
+        "call `train()` on the module before each step: an evaluation has left it in eval mode",
+    ),
     # how ranks come to one gradient
     "no_reduction": Meaning(
         "most gradients differ between ranks", "call the wrapped module, reduce after the last micro-batch, and check the group's size"
@@ -61,7 +66,7 @@ KINDS: dict[Kind, Meaning] = {
     ),
     "buffers": Meaning(
         "buffers differ between ranks or world sizes, or statistics are those of one rank",
-        "use statistics over all ranks' samples (SyncBatchNorm), or broadcast the buffers after the step",
+        "use statistics over all ranks' samples (SyncBatchNorm), or broadcast the buffers after the step; in a resume: save and load them",
     ),
     "world_size": Meaning(
         "ranks agree with each other and not with other world sizes",
@@ -73,7 +78,8 @@ KINDS: dict[Kind, Meaning] = {
     ),
     "poison": Meaning(
         "ranks or world sizes answer a bad micro-batch differently",
-        "decide on all ranks' losses or gradients together (reduce the flag, then wait for it) before anybody skips",
+        "decide on all ranks' losses or gradients together (reduce the flag, then wait for it) before anybody skips, and clear the "
+        "gradient that was skipped",
     ),
     # what the gradient is
     "not_a_number": Meaning("NaN or infinity", "look for an overflow or a division by zero in loss, weight or noise estimate"),

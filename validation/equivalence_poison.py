@@ -7,6 +7,8 @@ stop the run; it may never reach the weights of some or all ranks.
 import math
 from typing import Literal, NamedTuple
 
+import numpy as np
+
 from validation.completeness import absent_columns, listed
 from validation.diagnosis_kinds import said
 from validation.equivalence_exact import digest_check
@@ -112,9 +114,11 @@ def _rates_check(name: str, legs: list[Leg]) -> list[Check]:
 
 
 def without_skipped(records: EquivalenceRecords, errors: Frame) -> Frame:
-    """Errors of the spike leg count where the spike was used: a run that skipped it trains on other weights than the reference."""
-    used = {item.leg.world_size for item in answers(records, "spike") if item.answer == "used"}
-    return errors[(errors["leg"] != "spike") | errors["world_size"].isin(used)]
+    """Errors of the spike leg count where all ranks gave one answer; those of a step that all skipped are nobody's."""
+    found = {item.leg.world_size: item for item in answers(records, "spike") if item.answer in ("used", "skipped")}
+    skipped = [(size, item.step) for size, item in found.items() if item.answer == "skipped"]
+    at = [pair in skipped for pair in zip(errors["world_size"], errors["step"], strict=True)]
+    return errors[(errors["leg"] != "spike") | (errors["world_size"].isin(found) & ~np.array(at, dtype=bool))]
 
 
 def poison_tables(records: EquivalenceRecords) -> list[Table]:

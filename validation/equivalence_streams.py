@@ -6,18 +6,21 @@ from typing import NamedTuple
 
 from validation.completeness import absent_columns
 from validation.diagnosis_data import Draw, diagnose_draws, diagnose_rates, same_rates
+from validation.diagnosis_kinds import said
 from validation.equivalence_data import MAIN
 from validation.equivalence_legs import LEGS, finished, place
-from validation.records import STREAM_COLUMNS, UPDATE_COLUMNS, EquivalenceRecords, Frame, Leg
+from validation.records import CONSUMED_COLUMNS, STREAM_COLUMNS, UPDATE_COLUMNS, EquivalenceRecords, Frame, Leg
 from validation.verdict import Check, check
 
 INDEPENDENT = "dropout and augmentation are drawn anew in every rank, step and epoch: a generator in one state gives the same numbers"
 REFERENCE_RATES = "the recipe's own schedule, stepped once per update by one process"
 DRAWERS = ("model", "data")
+DRAWING = "a model with dropout draws in every forward pass of a training"
+SILENT = 2  # last steps without a draw from which on it is no chance of a branch that some samples do not take
 
 
 def stream_checks(records: EquivalenceRecords) -> list[Check]:
-    """One check: draws that found a generator as another draw had found it, among forward passes and among fetches."""
+    """Draws that found a generator as another draw had found it, among forward passes and among fetches; and forward passes without any."""
     legs = [leg for leg in finished(records.legs, *MAIN) if not absent_columns(leg.streams, STREAM_COLUMNS) and len(leg.streams)]
     if not legs:
         return []
@@ -29,7 +32,26 @@ def stream_checks(records: EquivalenceRecords) -> list[Check]:
             again += len(repeated)
             if len(repeated) and not where:
                 where, action = _named(leg, drawer, rows, repeated)
-    return [check("random streams used twice", float(again), "==", 0, unit="", source=INDEPENDENT, where=where, action=action)]
+    used = check("random streams used twice", float(again), "==", 0, unit="", source=INDEPENDENT, where=where, action=action)
+    return [used, *_silence_check(records, legs)]
+
+
+def _silence_check(records: EquivalenceRecords, legs: list[Leg]) -> list[Check]:
+    """Ranks on which a model with dropout draws no more: it was put into eval mode and not back."""
+    if not any(condition.name == "dropout" and condition.held for condition in records.conditions):
+        return []
+    silent, where = 0, ""
+    for leg in legs:
+        if absent_columns(leg.consumed, CONSUMED_COLUMNS) or leg.consumed.empty:
+            continue
+        drawn = leg.streams[leg.streams["drawer"] == "model"].groupby("rank")["step"].max().to_dict()
+        for rank, steps in leg.consumed.groupby("rank")["step"]:
+            after = sorted({int(step) for step in steps if step > drawn.get(rank, -1)})
+            if len(after) >= SILENT:
+                silent += 1
+                where = where or f"first in {place(leg, after[0], int(str(rank)))}: none up to step {after[-1]}"
+    action = said("no_draws", "the model drew in training mode when it was asked alone") if silent else ""
+    return [check("ranks whose dropout ends", float(silent), "==", 0, unit="", source=DRAWING, where=where, action=action)]
 
 
 def _named(leg: Leg, drawer: str, rows: Frame, repeated: Frame) -> tuple[str, str]:

@@ -208,12 +208,20 @@ def test_rates_after_a_spike() -> None:
 
 
 def test_spike_that_is_left_out_of_a_step() -> None:
-    """A step that is made without the bad micro-batch is wrong by the reference, which used it; a skipped step is not compared."""
-    wrong = pd.concat([errors(OWN), errors(OWN, legs=(("spike", 1), ("spike", 4))).assign(rel_err=0.4, scale=0.6)])
-    used, left = records(OWN, errors=wrong), skipped("spike", records(OWN, errors=wrong))
+    """A step that is made without the bad micro-batch is wrong by the reference, which used it; a skipped step is not compared.
 
-    assert "spike leg: gradient before clipping, worst tensor" in failed(judge_equivalence(used, POLICY))
-    assert Outcome.PASS is judge_equivalence(left, POLICY).outcome
+    What a later step finds of it is wrong.
+    """
+    name, spiked = "spike leg: gradient before clipping, worst tensor", errors(OWN, legs=(("spike", 1), ("spike", 4)))
+    wrong, later = (
+        pd.concat([errors(OWN), spiked[chosen].assign(rel_err=0.4, scale=0.6)]) for chosen in (spiked["step"] == 3, spiked["step"] == 4)
+    )
+
+    assert name in failed(judge_equivalence(records(OWN, errors=wrong), POLICY))
+    assert Outcome.PASS is judge_equivalence(skipped("spike", records(OWN, errors=wrong)), POLICY).outcome
+    verdict = judge_equivalence(skipped("spike", records(OWN, errors=later)), POLICY)
+    assert name in failed(verdict)
+    assert "is in a later gradient" in verdict.action
 
 
 # The soak

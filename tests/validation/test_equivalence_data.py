@@ -213,6 +213,28 @@ def test_shared_streams(where: dict[str, Any], words: str) -> None:
     assert words in verdict.action
 
 
+@pytest.mark.parametrize(
+    ("silent", "words"),
+    [("rank == 1 and step >= 4", "own leg, W=2, step 4, rank 1: none up to step 5"), ("step >= 0", "own leg, W=2, step 0, rank 0")],
+)
+def test_dropout_that_ends(silent: str, words: str) -> None:
+    """A rank whose forward passes draw no more was left in eval mode."""
+    made = with_leg(records(OWN), "own", 2, streams=lambda table: table.query(f"not (drawer == 'model' and {silent})"))
+    verdict = judge_equivalence(made, POLICY)
+
+    assert failed(verdict) == ["ranks whose dropout ends"]
+    assert words in verdict.reason
+    assert verdict.action.startswith("no draws: ")
+
+
+@pytest.mark.parametrize("silent", ["rank == 1 and step in (1, 2)", "step == 5"])
+def test_dropout_of_a_branch(silent: str) -> None:
+    """A branch that some samples do not take draws now and then; without the condition nothing is asked."""
+    quiet = lambda table: table.query(f"not (drawer == 'model' and {silent})")  # noqa: E731
+
+    assert Outcome.PASS is judge_equivalence(with_leg(records(OWN), "own", 2, streams=quiet), POLICY).outcome
+
+
 def test_streams_of_different_kinds_may_be_equal() -> None:
     """A forward pass and a fetch, or two generators, share no numbers by sharing a word."""
     either = lambda table: table.assign(state="same", generator=[f"g{n}" for n in range(len(table) // 2) for _ in range(2)])  # noqa: E731
