@@ -30,7 +30,8 @@ from hypothesis import strategies as st
 from validation.canonical import canonical_json
 from validation.policy import parse_policy
 from validation.records import Condition, PlannedFault
-from validation.recovery import judge_recovery
+from validation.recovery import HIDDEN, NO_MOMENTS, judge_recovery
+from validation.recovery_checks import SAMPLES
 from validation.verdict import GateVerdict, Outcome
 
 POLICY = parse_policy().kill_and_resume
@@ -201,6 +202,32 @@ def test_a_missed_control_is_inconclusive(which: str) -> None:
 
     assert Outcome.INCONCLUSIVE is verdict.outcome
     assert "positive control was missed: a defect nobody sees" in verdict.reason
+
+
+def test_an_optimizer_without_moments() -> None:
+    """Plain SGD has none to lose: the other control stands alone, and a note says so."""
+    usual = records()
+    twin, run, again = (
+        replace(run, states=run.states[~run.states["name"].str.startswith("optimizer/")])
+        for run in (usual.twin, usual.killed[0], usual.repeated)
+    )
+    verdict = judge_recovery(records(twin=twin, killed=(run,), repeated=again, stale=run), POLICY)
+
+    assert Outcome.PASS is verdict.outcome, verdict.reason
+    assert NO_MOMENTS in verdict.notes
+    assert verdict.control is not None
+    assert verdict.control.expected == SAMPLES
+
+
+@pytest.mark.parametrize("which", ["repeated", "stale"])
+def test_a_failure_stands_when_a_control_is_missed(which: str) -> None:
+    """A run that parts from its twin failed, whatever the planted ones show."""
+    wrong = killed(record=killed_record(state_sha256_by_rank=("other", "state")))
+    verdict = judge_recovery(records(killed=(wrong,), **{which: killed(defect="a defect nobody sees")}), POLICY)
+
+    assert Outcome.FAIL is verdict.outcome
+    assert "difference from the twin: final states" in verdict.reason
+    assert HIDDEN in verdict.notes
 
 
 def test_picture_and_tables_show_plan_states_and_segments() -> None:
