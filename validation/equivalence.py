@@ -16,15 +16,18 @@ from validation.equivalence_evaluations import evaluation_checks, evaluation_tab
 from validation.equivalence_evidence import missing_evidence
 from validation.equivalence_exact import bit_checks, soak_checks, soak_notes, state_notes
 from validation.equivalence_legs import LEGS, is_own
-from validation.equivalence_poison import poison_checks, poison_tables
+from validation.equivalence_poison import poison_checks, poison_notes, poison_tables
 from validation.equivalence_streams import rate_checks, stream_checks, wrong_rates
 from validation.policy import EquivalencePolicy
 from validation.records import EquivalenceRecords
 from validation.verdict import GateVerdict, Outcome, Table, conclude, controlled
 
 GATE = "gradient_equivalence"
+STOPPED_CHARS = 600  # of what stopped a leg: rank, error and the log's name
 CANCELLED = "The planted defect did not show: what is wrong with the run cancels it. The failure was measured without it."
+UNTRIED = "The positive control was not tried: its run left nothing to compare."
 RERUN = "run the gate again: `seatrial gate gradient_equivalence --release ID`"
+STOPPED = f"mend what stopped the run (the table Legs says more, and names its log), then {RERUN}"
 
 
 def judge_equivalence(records: EquivalenceRecords, policy: EquivalencePolicy) -> GateVerdict:
@@ -36,6 +39,8 @@ def judge_equivalence(records: EquivalenceRecords, policy: EquivalencePolicy) ->
     verdict = _judge(records, policy)
     errors = error_checks(replace(records, errors=records.planted_errors), policy, rates_differ=False)
     planted = conclude(GATE, errors, passed_reason="every tensor of the planted run is within its float noise")
+    if records.planted_errors.empty and verdict.outcome is not Outcome.PASS:
+        return replace(verdict, notes=(*verdict.notes, UNTRIED))
     judged = controlled(verdict, records.planted_defect, "training leg", planted)
     if verdict.outcome is Outcome.FAIL and judged.outcome is not Outcome.FAIL:
         return replace(verdict, notes=(*verdict.notes, CANCELLED))
@@ -48,7 +53,7 @@ def _judge(records: EquivalenceRecords, policy: EquivalencePolicy) -> GateVerdic
     late = [item for item in bits if is_said(item.action, "buffers")]  # buffers move after the update
     unsteady = [item for item in soak if is_said(item.action, "intermittent")]  # what comes and goes explains all that follows
     checks = (
-        complete(missing, source="every leg, world size, rank, step and tensor that the trainer's kind asks for", action=RERUN),
+        complete(missing, source="every leg, world size, rank, step and tensor that the trainer's kind asks for", action=_again(records)),
         *data_checks(records),
         *stream_checks(records),
         *rate_checks(records, rates),
@@ -72,6 +77,10 @@ def _judge(records: EquivalenceRecords, policy: EquivalencePolicy) -> GateVerdic
     )  # fmt: skip
 
 
+def _again(records: EquivalenceRecords) -> str:
+    return STOPPED if any(leg.stopped and leg.name != "overflow" for leg in records.legs) else RERUN
+
+
 def _passed(records: EquivalenceRecords) -> str:
     sizes = listed(sorted(records.world_sizes), limit=8)
     kept = "ranks hold one model" if is_own(records.brought) else "ranks end in the same bits"
@@ -88,7 +97,7 @@ def _leg_table(records: EquivalenceRecords) -> Table:
     known = [leg for leg in records.legs if leg.name in LEGS]
     for leg in sorted(known, key=lambda leg: (list(LEGS).index(leg.name), leg.world_size)):
         states = listed((sha[:12] for sha in dict.fromkeys(leg.states)), limit=2) if any(leg.states) else ""
-        ended = f"stopped: {leg.stopped[:120]}" if leg.stopped else "complete"
+        ended = f"stopped: {leg.stopped[:STOPPED_CHARS]}" if leg.stopped else "complete"
         rows.append((leg.name, leg.world_size, leg.reduction, leg.precision, LEGS[leg.name].shows, ended, states))
     columns = ("leg", "world size", "reduction", "precision", "shows", "ended", "final state sha256")
     return Table(title="Legs", columns=columns, rows=tuple(rows))
@@ -102,7 +111,7 @@ def _notes(records: EquivalenceRecords) -> list[str]:
         *([f"Brought by the recipe and judged here: {listed(records.brought, limit=12)}."] if records.brought else []),
         *([f"No finite differences: {records.slopes_excluded}. A wrong gradient formula would be shared by the reference."]
           if records.slopes_excluded else []),
-        *condition_notes(records), *soak_notes(records), *state_notes(records), *unknown_notes(records),
+        *condition_notes(records), *poison_notes(records), *soak_notes(records), *state_notes(records), *unknown_notes(records),
         "Legs that are compared with the reference run without dropout; random streams are judged by their states in the other legs.",
         "A fault in the recipe's own model or loss that autograd and finite differences agree on cannot be seen here.",
     ]  # fmt: skip

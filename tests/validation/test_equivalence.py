@@ -72,6 +72,18 @@ def test_missed_control_is_inconclusive(planted: pd.DataFrame) -> None:
     assert "positive control was missed" in verdict.reason
 
 
+def test_a_control_that_stopped_does_not_hide_what_stopped_the_run() -> None:
+    """The legs say what happened, and what to do about it; the control's own end explains nothing."""
+    made = replace(with_leg(records(), "exact", 4, stopped="no word from rank 3"), planted_errors=errors(legs=()))
+
+    verdict = judge_equivalence(made, POLICY)
+
+    assert Outcome.INCONCLUSIVE is verdict.outcome
+    assert "it stopped: no word from rank 3" in verdict.reason
+    assert verdict.action.startswith("mend what stopped the run")
+    assert any("control was not tried" in note for note in verdict.notes)
+
+
 # Bits
 
 
