@@ -126,6 +126,10 @@ class Source:
             return None if found is None else list(found.rows)
         with naming("sampler", self._world, step):
             taken = self._order_sampler(position).take() if self.sampler is None else self.sampler.take()
+        if not isinstance(taken, Sequence | np.ndarray):
+            raise self._wrong(
+                "sampler", step, f"a {type(taken).__name__}", "a list of arrays of rows, an empty one when the data is used up"
+            )
         return self._checked("sampler", step, taken) if len(taken) else None
 
     def restart(self) -> None:
@@ -153,11 +157,16 @@ class Source:
 
     def _checked(self, hook: str, step: int, parts: Sequence[Any]) -> list[Rows]:
         """Rows as int64 arrays, parts without samples left out."""
-        arrays = [np.asarray(part) for part in parts]
+        wanted = f"whole numbers of [0, {len(self._data)}), one array a micro-batch"
+        try:
+            arrays = [np.asarray(part) for part in parts]
+        except ValueError:
+            raise self._wrong(hook, step, "rows that make no array", wanted) from None
         for rows in (rows for rows in arrays if rows.size):
             if rows.ndim != 1 or rows.dtype.kind not in "iu" or rows.min() < 0 or rows.max() >= len(self._data):
-                seen = f"rows of type {rows.dtype} and shape {rows.shape} from {rows.min()} to {rows.max()}"
-                raise self._wrong(hook, step, seen, f"whole numbers of [0, {len(self._data)}), one array a micro-batch")
+                span = f" from {rows.min()} to {rows.max()}" if rows.dtype.kind in "iuf" else ""
+                seen = f"rows of type {rows.dtype} and shape {rows.shape}{span}"
+                raise self._wrong(hook, step, seen, wanted)
         return [rows.astype(np.int64) for rows in arrays if rows.size]
 
     def _check_sampler(self) -> None:

@@ -16,6 +16,7 @@ from trainer.config import Fault
 from trainer.order import Order
 from trainer.own_data import OrderSampler, Source, one_process, own_keys
 from trainer.world import World
+from validation.errors import RecipeError
 
 ORDER = Order.of(TRAINING, TRAIN)
 
@@ -58,6 +59,24 @@ def test_one_process_follows_the_order(name: str) -> None:
         span = ORDER.span(step * TRAINING.global_batch_size)
         assert np.array_equal(rows, ORDER.rows(span))
         assert np.array_equal(keys, ORDER.keys(span, data.sample_ids[rows]))
+
+
+@pytest.mark.parametrize(
+    ("taken", "words"),
+    [
+        (None, "hooks.sampler gave a NoneType on rank 0 at step 0"),
+        (7, "hooks.sampler gave a int on rank 0"),
+        (["a"], "hooks.sampler gave rows of type <U1 and shape \\(\\)"),
+        ([[[1, 2], [3]]], "hooks.sampler gave rows that make no array"),
+        ([np.array([0.5])], "from 0.5 to 0.5"),
+    ],
+)
+def test_what_is_no_rows_is_refused(taken: Any, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a sampler returns instead of rows is a mistake of the input, told with what was wanted."""
+    monkeypatch.setattr(own_recipes.Strided, "take", lambda _: taken)
+
+    with pytest.raises(RecipeError, match=words):
+        next(one_process(sampled))
 
 
 @pytest.mark.parametrize("name", ["sampled", "loaded"])
