@@ -31,6 +31,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from trainer.audit_collectives import Collectives
@@ -178,6 +179,7 @@ class Recording(Keeping):
         self._before: dict[str, Tensor] = {}  # weights, whole
         self._handed: dict[str, Tensor] | None = None  # gradients that the optimizer was stepped with, whole; None before that
         self._rates: list[float] = []
+        self._begun: list[float] = []  # rates when the step began: those of an update that is made without the optimizer
         self._sums = [0.0, 0.0]  # loss, weight
         self._repeat = -1  # of a soak; -1 outside
 
@@ -197,6 +199,7 @@ class Recording(Keeping):
         if self._repeat < 0:
             self._log.step = step
             self._before = {name: whole_copy(value) for name, value in weights_of(self._model).items()}
+            self._begun = [] if self._optimizer is None else rates_of(self._optimizer)
             self._collectives.start()
 
     def loss(self, step: int, micro: int, rows: Rows | None, batch: Batch, compute: Callable[[], Loss]) -> Loss:
@@ -249,9 +252,11 @@ class Recording(Keeping):
             for name, gradient in (gradients_of(self._model) if self._handed is None else self._handed).items():
                 self._digest(self._repeat, "again", name, gradient)
             return
+        after = {name: whole(value) for name, value in weights_of(self._model).items()}
+        if self._handed is None and self._is_by_hand(after):
+            self._handed = gradients_of(self._model)
         for name, gradient in (self._handed or {}).items():
             self._digest(step, "clipped", name, gradient)
-        after = {name: whole(value) for name, value in weights_of(self._model).items()}
         for name, value in after.items():
             self._digest(step, "weight", name, value)
         for name, value in self._model.named_buffers():
@@ -261,6 +266,12 @@ class Recording(Keeping):
         self._update(step, after)
         self._before, self._handed = {}, None
         self._collectives.step_done()
+
+    def _is_by_hand(self, after: Mapping[str, Tensor]) -> bool:
+        """Whether weights moved without the optimizer: an own update, which leaves .grad as it used it. Never asked of sharded ones."""
+        if any(isinstance(parameter, DTensor) for parameter in self._model.parameters()):
+            return False
+        return any(not torch.equal(value, self._before[name]) for name, value in after.items() if name in self._before)
 
     def _keep_all(self, step: int, after: Mapping[str, Tensor]) -> None:
         for part, tensors in (("weights", self._before), ("clipped", self._handed or {}), ("after", after)):
@@ -273,7 +284,7 @@ class Recording(Keeping):
         wanted = [name for name, parameter in self._model.named_parameters() if parameter.requires_grad and name in changes]
         loss, weight = self._sums
         self._parts.add_line("updates", {
-            "step": step, "rates": canonical_json(self._rates or rates_of(self._optimizer)).decode(),
+            "step": step, "rates": canonical_json(self._rates or self._begun).decode(),
             "norm": math.nan if self._handed is None else norm_of(self._handed), "limit": self._limit, "moved": norm_of(changes),
             "still": canonical_json([name for name in wanted if torch.equal(after[name], self._before[name])]).decode(),
             "weight": weight, "loss": loss / weight if weight else math.nan,

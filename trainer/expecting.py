@@ -9,10 +9,13 @@ Contents = list[list[str]]  # of each step, by sample
 
 
 def contents_of(recipe: Recipe, problem: Problem, steps: int) -> Contents:
-    """Digests of the samples of a problem as runs consume them; all "" where data draws random numbers that no key decides.
+    """Digests of the samples of a problem as runs consume them; all "" where data draws random numbers that no key decides, and where an
+    own loader pads a sample by its company, which is another one on other ranks.
 
     Args: recipe, hardened as those runs are (dropout on); problem, of the same rows.
     """
+    if "loader" in problem.brought and len({_shape(part) for parts in problem.parts for part in parts}) > 1:
+        return [[""] * len(samples.rows) for samples in problem.samples]
     seen = _loaded(recipe, problem, steps) if "loader" in problem.brought else _fetched(recipe, problem)
     first = seen[0]
     return first if all(other == first for other in seen) else [[""] * len(samples.rows) for samples in problem.samples]
@@ -33,6 +36,11 @@ def _loaded(recipe: Recipe, problem: Problem, steps: int) -> list[Contents]:
     seed_streams(1)
     again = load_problem(recipe, steps)
     return [[_of_parts(parts) for parts in which.parts] for which in (problem, again)]
+
+
+def _shape(part: Part) -> tuple[tuple[int, ...], ...]:
+    """Of a sample's input, label and weight."""
+    return tuple(tuple(value.shape[1:]) for value in part.batch)
 
 
 def _of_parts(parts: tuple[Part, ...]) -> list[str]:

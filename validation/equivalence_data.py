@@ -20,6 +20,10 @@ MAIN = ("exact", "own")  # legs in the training precision, with everything on
 CONSUMING = (*MAIN, *(name for name, kind in LEGS.items() if kind.compared))  # legs whose steps consume what one process would
 UNKNOWN = -1  # id of a sample that a loss was computed of without anybody telling which it was
 ONE_PROCESS = "what one process alone consumes with the same seed"
+UNFORETOLD = (
+    "What samples look like could not be foretold (random numbers without a key, or padding to the longest of a micro-batch): contents "
+    "were not compared, the gradients of them were."
+)
 PERMUTATION = "data order is a function of seed, epoch and position alone"
 SHORTEST = 8  # samples of a second epoch from which on an equal order is no chance: 1 in 8! = 40,320
 
@@ -79,9 +83,15 @@ def unknown_notes(records: EquivalenceRecords) -> list[str]:
         return []
     legs = [leg for leg in finished(records.legs, *MAIN) if not absent_columns(leg.consumed, CONSUMED_COLUMNS)]
     lost = [place(leg) for leg in legs if not is_told(leg, records.expected)]
-    return (
-        [f"Which samples the losses were computed of could not be told in {listed(lost)}: the ledger's claims stand alone."] if lost else []
-    )
+    blind = legs and not bool((records.expected["content"].fillna("") != "").any())
+    return [
+        *(
+            [f"Which samples the losses were computed of could not be told in {listed(lost)}: the ledger's claims stand alone."]
+            if lost
+            else []
+        ),
+        *([UNFORETOLD] if blind else []),
+    ]
 
 
 def _rows(frame: Frame, *columns: str) -> Iterable[tuple[Any, ...]]:

@@ -1,7 +1,8 @@
 """A bad micro-batch on one rank: do all ranks, at every world size, give one answer to it?
 
 A huge loss may be used by all ranks or skipped by all, and the same at every world size. An infinite one may be skipped by all, or may
-stop the run; it may never reach the weights of some or all ranks.
+stop the run; it may reach the weights only where it does so at every world size, in one process too: nobody looks for it there, and a note
+says so.
 """
 
 import math
@@ -18,6 +19,10 @@ from validation.records import CONSUMED_COLUMNS, EquivalenceRecords, Frame, Leg
 from validation.verdict import Check, Table, check
 
 Answer = Literal["used", "skipped", "stopped", "mixed", "spoiled", "unknown"]
+UNGUARDED = (
+    "An infinite loss goes into the weights, at every world size as in one process: no hook asks whether the gradient is finite. To guard "
+    "the weights, decide it on all ranks together before the optimizer steps, or leave hooks.update to the trainer."
+)
 TOGETHER = "ranks hold one model: a step is made by all of them or by none, and what decides it does not depend on how many there are"
 WORDS: dict[Answer, str] = {
     "used": "used by all ranks", "skipped": "skipped by all ranks", "stopped": "the run stopped", "mixed": "used by some ranks only",
@@ -76,12 +81,23 @@ def poison_checks(records: EquivalenceRecords) -> list[Check]:
     return checks
 
 
+def is_unguarded(records: EquivalenceRecords) -> bool:
+    """Whether an infinite loss goes into the weights whatever the number of ranks, one included: a plain loop without a guard."""
+    found = [item for item in answers(records, "overflow") if item.answer != "unknown"]
+    return any(item.leg.world_size == 1 for item in found) and all(item.answer == "spoiled" for item in found)
+
+
+def poison_notes(records: EquivalenceRecords) -> list[str]:
+    """What is no fault of distribution."""
+    return [UNGUARDED] if is_unguarded(records) else []
+
+
 def _answer_check(records: EquivalenceRecords, name: str) -> list[Check]:
     found = [item for item in answers(records, name) if item.answer != "unknown"]
     if not found:
         return []
     allowed: tuple[Answer, ...] = ("used", "skipped", "stopped") if name == "spike" else ("skipped", "stopped")
-    wrong = [item for item in found if item.answer not in allowed]
+    wrong = [] if name == "overflow" and is_unguarded(records) else [item for item in found if item.answer not in allowed]
     if name == "spike" and not wrong and len({item.answer for item in found}) > 1:
         wrong = [item for item in found if item.answer != found[0].answer]
     where, action = "", ""

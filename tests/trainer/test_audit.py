@@ -183,6 +183,22 @@ def test_an_update_without_the_optimizer(tmp_path: Path) -> None:
     assert {row["stage"] for row in run.rows("digests")} == {"weight"}
 
 
+def test_an_update_by_hand(tmp_path: Path) -> None:
+    """Weights that moved without the optimizer: what stands in .grad is what they were moved by, at the rates from before."""
+    run = bench(tmp_path)
+    run.audit.begin(0)
+    for parameter in run.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+        parameter.data -= 0.1
+    run.optimizer.param_groups[0]["lr"] = 0.05  # a schedule's step, after the update
+    run.audit.end(0)
+    [row] = run.rows("updates")
+
+    assert (row["rates"], row["still"]) == ("[0.1]", "[]")
+    assert row["norm"] == pytest.approx(math.sqrt(sum(parameter.numel() for parameter in run.model.parameters())))
+    assert {row["stage"] for row in run.rows("digests")} == {"clipped", "weight"}
+
+
 def test_an_optimizer_of_other_tensors_is_seen(tmp_path: Path) -> None:
     """Gradients of parameters that are not the model's are named by their place, and the weights do not move."""
     run = bench(tmp_path)

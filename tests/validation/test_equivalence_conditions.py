@@ -26,6 +26,7 @@ from helpers_equivalence import (
 )
 
 from validation.equivalence import judge_equivalence
+from validation.equivalence_poison import UNGUARDED
 from validation.records import Condition, EquivalenceRecords
 from validation.verdict import GateVerdict, Outcome
 
@@ -180,6 +181,7 @@ def test_wrong_answer(made: EquivalenceRecords, words: str) -> None:
         pytest.param(skipped("spike", records(OWN)), id="spike-skipped"),
         pytest.param(skipped("overflow", records(OWN)), id="overflow-skipped"),
         pytest.param(answered("overflow", 4, records(OWN), moved=0.0, norm=math.inf), id="stopped-and-skipped"),
+        pytest.param(answered("overflow", 4, answered("overflow", 1, records(OWN), moved=math.nan), moved=math.nan), id="unguarded"),
     ],
 )
 def test_right_answers(made: EquivalenceRecords) -> None:
@@ -187,6 +189,14 @@ def test_right_answers(made: EquivalenceRecords) -> None:
     verdict = judge_equivalence(made, POLICY)
 
     assert Outcome.PASS is verdict.outcome, verdict.reason
+
+
+def test_nobody_looks_for_an_overflow() -> None:
+    """What one process does too is no fault of distribution: a note. It is one where one process is not asked."""
+    made = answered("overflow", 4, answered("overflow", 1, records(OWN), moved=math.nan), moved=math.nan)
+
+    assert UNGUARDED in judge_equivalence(made, POLICY).notes
+    assert UNGUARDED not in judge_equivalence(records(OWN), POLICY).notes
 
 
 def test_replicas_after_a_spike() -> None:
