@@ -22,7 +22,7 @@ from validation.records import (
     Leg,
 )
 
-TOLD = 120  # characters of what stopped a leg
+TOLD = 240  # characters of what stopped a leg: the error, and the hook, rank and step that it came from
 
 
 def missing_evidence(records: EquivalenceRecords, policy: EquivalencePolicy) -> list[str]:
