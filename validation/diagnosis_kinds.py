@@ -109,7 +109,8 @@ KINDS: dict[Kind, Meaning] = {
     ),
     "precision": Meaning(
         "errors the size of a narrower type's rounding, without a direction",
-        "keep gradients, sums and master weights in the training precision",
+        "keep gradients, sums and master weights in the training precision; name a forward pass that is narrower on purpose in "
+        "training.autocast",
     ),
     "torch_reduction": Meaning(
         "only the leg with torch's own reduction is off", "train with the exact reduction, or look at the wrapper's hooks"
