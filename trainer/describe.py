@@ -80,14 +80,16 @@ def _brought(recipe: Recipe) -> tuple[str, ...]:
 
 def _content_sha256(recipe: Recipe, split: str, data: SplitData) -> str:
     """sha256 over inputs, labels and weights of every row in order, read in chunks; data that draws random numbers draws the same ones."""
-    from trainer.dataset import seed_streams  # torch, which only warm processes have
+    from torch import uint8  # which only warm processes have
+
+    from trainer.dataset import seed_streams
 
     seen = hashlib.sha256()
     for start in range(0, len(data), CHUNK_ROWS):
         seed_streams(start)
         for part in _batch(recipe, split, data, np.arange(start, min(start + CHUNK_ROWS, len(data)))):
             seen.update(f"{part.dtype}{tuple(part.shape)}".encode())
-            seen.update(np.ascontiguousarray(part.numpy()).tobytes())
+            seen.update(part.detach().contiguous().reshape(-1).view(uint8).numpy().tobytes())  # numpy has no bfloat16
     return seen.hexdigest()
 
 

@@ -68,6 +68,21 @@ def test_a_batch_that_cannot_be_fetched_is_the_recipes_fault(
         digest_with(monkeypatch, tmp_path, "recipe", broken)
 
 
+def test_inputs_of_a_type_that_numpy_lacks_have_a_digest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """bfloat16 inputs are told apart by their bytes."""
+    load = type(recipe).data
+
+    def halved(self: object, split: str) -> SplitData:
+        data = load(self, split)
+        fetch = data.batch
+        data.batch = lambda rows: fetch(rows)._replace(inputs=fetch(rows).inputs.bfloat16())
+        return data
+
+    before = describe("tiny_recipe:recipe", str(tmp_path)).data_sha256
+
+    assert before != digest_with(monkeypatch, tmp_path, "recipe", halved)
+
+
 def test_ids_beyond_int64_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ledger holds int64: an unsigned id of 64 bits would come out as another one."""
     load = type(recipe).data
