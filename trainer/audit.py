@@ -157,13 +157,13 @@ class Keeping(Audit):
     def _digest(self, step: int, stage: str, name: str, value: Tensor) -> None:
         self._parts.add_line("digests", {"step": step, "stage": stage, "tensor": name, "sha256": tensor_sha256(value)})
 
-    def _keep(self, name: str, value: Tensor) -> None:
-        if self._rank == 0:
+    def _keep(self, name: str, value: Tensor, *, everywhere: bool = False) -> None:
+        if self._rank == 0 or everywhere:
             self._kept[name] = value.detach().cpu().clone(memory_format=torch.contiguous_format)
 
     def close(self) -> None:
         if self._kept:
-            save_weights(self._kept, self._folder / "gradients.safetensors")
+            save_weights(self._kept, self._folder / (f"gradients-rank-{self._rank}.safetensors" if self._rank else "gradients.safetensors"))
 
 
 class Recording(Keeping):
@@ -274,9 +274,13 @@ class Recording(Keeping):
         return any(not torch.equal(value, self._before[name]) for name, value in after.items() if name in self._before)
 
     def _keep_all(self, step: int, after: Mapping[str, Tensor]) -> None:
-        for part, tensors in (("weights", self._before), ("clipped", self._handed or {}), ("after", after)):
+        handed = self._handed or {}
+        is_part = len(handed) < sum(
+            parameter.requires_grad for parameter in self._model.parameters()
+        )  # the rest is another rank's to update
+        for part, tensors in (("weights", self._before), ("clipped", handed), ("after", after)):
             for name, value in tensors.items():
-                self._keep(f"step{step}/{part}/{name}", value)
+                self._keep(f"step{step}/{part}/{name}", value, everywhere=is_part and part == "clipped")
 
     def _update(self, step: int, after: Mapping[str, Tensor]) -> None:
         assert self._optimizer is not None

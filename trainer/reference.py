@@ -232,9 +232,14 @@ def _left(kept: Mapping[str, Tensor], step: int, stage: str) -> dict[str, Tensor
 
 
 def _kept(folder: Path, moments: Sequence[Moment], steps: Sequence[int]) -> dict[str, Tensor]:
-    """What a run kept: of each of these steps the weights and some gradient. Raises EvidenceError."""
+    """What a run kept: of each of these steps the weights and some gradient; what rank 0 was not handed comes from the first rank that was.
+
+    Raises: EvidenceError.
+    """
     path = folder / "gradients.safetensors"
     kept = load_file(path) if path.exists() else {}
+    for other in sorted(folder.glob("gradients-rank-*.safetensors"), key=lambda found: int(found.stem.rpartition("-")[2])):
+        kept = load_file(other) | kept
     missing = [f"step{step}/weights/{name}" for step in steps for name in moments[step].weights]
     missing = [name for name in missing if name not in kept]
     missing += [f"step{step}, its gradients" for step in steps if not any(_left(kept, step, stage) for stage in ("reduced", "clipped"))]

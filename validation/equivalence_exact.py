@@ -163,6 +163,10 @@ def _soaked(digests: Frame, differ: Frame) -> Diagnosis:
         kind: Kind = "no_reduction" if 2 * len(tensors) > digests["tensor"].nunique() else "unreduced_tensors"
         return Diagnosis(kind=kind, words=f"each rank repeats its own bits of {listed(tensors)}, and ranks disagree")
     struck, ranks = differ["step"].nunique(), sorted(set(differ["rank"]))
+    if set(differ["step"]) == {0} and total > 2:
+        return Diagnosis(
+            kind="not_in_state", words=f"{listed(tensors)} came out otherwise the first time: one update leaves the next something"
+        )
     rare = "in all repeats: the order of a sum or a random stream changes" if 2 * struck > total else f"in {struck} of {total} repeats"
     return Diagnosis(kind="intermittent", words=f"{listed(tensors)} came out otherwise {rare} (ranks {listed(ranks)})")
 

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.distributed as dist
 from tiny_recipe import TinyRecipe
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from trainer.dataset import seed_streams
-from trainer.hooks import Hooks, Sampler, StepData
+from trainer.hooks import Hooks, Sampler, Step, StepData
 from trainer.recipe import Batch, SplitData
 from trainer.world import World
 
@@ -48,6 +49,19 @@ class HalfTheBits(Hooks):
         super().reduce(small, weight, world)
         for gradient, value in zip(gradients, small, strict=True):
             gradient.copy_(value)
+
+
+class EachItsPart(Hooks):
+    """Each rank updates its share of the tensors and sends them to the others; before that it forgets the other ranks' gradients."""
+
+    def update(self, step: Step) -> None:
+        for number, parameter in enumerate(step.parameters):
+            if number % step.world.world_size != step.world.rank:
+                parameter.grad = None
+        super().update(step)
+        if step.world.world_size > 1:
+            for number, parameter in enumerate(step.parameters):
+                dist.broadcast(parameter.data, number % step.world.world_size)
 
 
 class Jittered:
@@ -103,3 +117,4 @@ same_masks = OwnRecipe(name="same-masks", hooks=SameMasks())
 rare_fault, no_fault = (OwnRecipe(name="rare-fault", hooks=RareFault(every)) for every in (20, 0))
 half = OwnRecipe(name="half", hooks=HalfTheBits())
 copied_workers, own_workers = (OwnRecipe(name="workers", hooks=OwnLoader(is_copied)) for is_copied in (True, False))
+each_its_part = OwnRecipe(name="each-its-part", hooks=EachItsPart())

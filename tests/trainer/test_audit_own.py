@@ -8,6 +8,7 @@ from helpers_loop import run_job, tiny_job
 from tiny_recipe import recipe as tiny
 
 from trainer import runlog
+from trainer.reference import gradient_errors
 
 
 def audited(folder: Path, recipe: str, **options: Any) -> Path:
@@ -67,3 +68,13 @@ def test_own_rows_are_complete(tmp_path: Path) -> None:
     assert updates["norm"].between(0, 0.5000001).all()
     assert len(consumed) == len(runlog.load_ledger(folder))
     assert "stream/torch" in set(runlog.load_states(folder)["name"])
+
+
+def test_a_gradient_that_another_rank_was_handed_is_not_missing(tmp_path: Path) -> None:
+    """Ranks that each update a part of the tensors hand the optimizer nothing for the rest: together it is the whole gradient."""
+    folder = audited(tmp_path, "each_its_part", precision="float64", dropout=False, keep_gradients=3)
+    run = {"leg": "logic", "world_size": 2, "folder": str(folder), "precision": "float64"}
+    errors = gradient_errors("audit_recipes:each_its_part", None, [run], 3)
+
+    assert set(errors["stage"]) == {"reduced", "clipped", "weight"}
+    assert (errors["rel_err"] <= 8 * errors["noise"]).all()
