@@ -48,8 +48,13 @@ def plan_of(recipe: str, gates: Sequence[str], world_sizes: Sequence[int], folde
             f"gate {', '.join(unknown)} cannot be held without a release, so nothing was run. Choose out of {', '.join(CHECKABLE)}, or "
             "run `seatrial release`."
         )
+    if world_sizes and not (min(world_sizes) >= 1 and max(world_sizes) > 1):
+        raise ConfigError(
+            f"world sizes {', '.join(map(str, world_sizes))} cannot be checked: these gates need at least two ranks, and none below one. "
+            "Nothing was run. Give e.g. 1,2,4."
+        )
     request = ReleaseRequest(recipe=recipe, policy_text=policy_text, world_sizes=tuple(world_sizes))
-    return make_plan(request, load_settings(home=folder))
+    return make_plan(request, load_settings(home=folder), gates=gates)
 
 
 def check_gate(plan: ReleasePlan, gate: str, say: Say) -> tuple[GateVerdict, float, float]:

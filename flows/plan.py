@@ -1,6 +1,7 @@
 """A release as a value: what was asked, checked before anything is written."""
 
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -74,13 +75,16 @@ def take_plan(request: ReleaseRequest, settings: Settings) -> ReleasePlan:
     return _prepared.pop(request, None) or make_plan(request, settings)
 
 
-def make_plan(request: ReleaseRequest, settings: Settings, *, release_id: str = "") -> ReleasePlan:
-    """Check a request whole: recipe, data, policy, world sizes, drill. Raises InputError; leaves no trace of a release then."""
+def make_plan(request: ReleaseRequest, settings: Settings, *, release_id: str = "", gates: Sequence[str] | None = None) -> ReleasePlan:
+    """Check a request whole: recipe, data, policy, world sizes, drill. Raises InputError; leaves no trace of a release then.
+
+    Args: gates, those that will be held (None: those that the policy requires).
+    """
     policy = parse_policy(request.policy_text or None, name="the policy file")
     if request.drill and request.drill not in DRILLS:
         raise ConfigError(f"drill '{request.drill}' is unknown, so nothing was started. Choose one of: {', '.join(DRILLS)}.")
     world_sizes = tuple(sorted(set(request.world_sizes or policy.world_sizes)))
-    if "scaling" in policy.required and (1 not in world_sizes or max(world_sizes) == 1):
+    if "scaling" in (policy.required if gates is None else gates) and (1 not in world_sizes or max(world_sizes) == 1):
         raise ConfigError(
             f"world sizes {', '.join(map(str, world_sizes))} cannot be judged: efficiency compares a larger world size with world size 1. "
             "Nothing was started. Give 1 and at least one more, e.g. 1,2."

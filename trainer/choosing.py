@@ -1,6 +1,7 @@
 """How hard the conditions may be: what a recipe is like, and the sizes, limit and samples that follow from it."""
 
 import math
+import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -20,7 +21,7 @@ from trainer.recipe import Batch, Recipe, Training
 from trainer.sample_ids import check_ids
 from trainer.streams import sample_keys
 from trainer.window import Facts, Sizes, choose_sizes, has_border, is_uneven, is_uneven_data, uneven_below
-from validation.errors import RecipeError
+from validation.errors import RecipeError, ReleaseError
 from validation.records import Condition
 
 LARGEST_JUDGED = 250
@@ -90,7 +91,23 @@ def look(recipe: Recipe, world_sizes: tuple[int, ...]) -> Facts:
 
 
 def _check(recipe: Recipe, batch: Batch, mine: set[str], steps: int) -> None:
-    """What every run asks before its first step, told here before the first run. Args: steps, of the recipe's whole training."""
+    """What every run asks before its first step, told here before the first run. Args: steps, of the recipe's whole training.
+
+    Raises: RecipeError, also for whatever the recipe's own code raises.
+    """
+    try:
+        _ask(recipe, batch, mine, steps)
+    except ReleaseError:
+        raise
+    except Exception as error:
+        trace = "".join(traceback.format_exception(error)[-3:]).rstrip()
+        raise RecipeError(
+            f"recipe {recipe.name}: its code raised {type(error).__name__} on the first {len(batch.weights)} samples: {error}. There is "
+            f"nothing to judge, so nothing was run. Mend the recipe:\n{trace}"
+        ) from error
+
+
+def _ask(recipe: Recipe, batch: Batch, mine: set[str], steps: int) -> None:
     torch.manual_seed(recipe.training.seed)
     model = recipe.model()
     model.train()
@@ -167,6 +184,8 @@ def _batches_held(plan: Training, facts: Facts, sizes: Sizes) -> Held:
         return is_uneven_data(
             facts, sizes.samples
         ), f"{sizes.samples} samples do not divide by {ranks} ranks; the own sampler's batches of {sizes.batch} have to"
+    if facts.rows < sizes.batch:
+        return False, f"{facts.rows} samples do not fill a batch of {sizes.batch}: it holds some of them twice"
     held = is_uneven(sizes.batch, plan, facts)
     return held, f"batches of {sizes.batch} samples on {ranks} ranks, {plan.lanes} lanes" + ("" if held else ": they divide")
 

@@ -26,7 +26,7 @@ GATE = "gradient_equivalence"
 STOPPED_CHARS = 600  # of what stopped a leg: rank, error and the log's name
 CANCELLED = "The planted defect did not show: what is wrong with the run cancels it. The failure was measured without it."
 UNTRIED = "The positive control was not tried: its run left nothing to compare."
-RERUN = "run the gate again: `seatrial gate gradient_equivalence --release ID`"
+RERUN = "run the gate again: `seatrial gate gradient_equivalence --release ID`, or `seatrial check RECIPE` outside a release"
 STOPPED = f"mend what stopped the run (the table Legs says more, and names its log), then {RERUN}"
 
 

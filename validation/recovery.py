@@ -30,7 +30,7 @@ HIDDEN = "A planted defect did not show in this run. The failure was measured wi
 NO_MOMENTS = (
     "The optimizer holds no moments: a resume that loses them was not planted. What is kept elsewhere is seen by what follows from it."
 )
-RERUN = "run the gate again: `seatrial gate kill_and_resume --release ID`"
+RERUN = "run the gate again: `seatrial gate kill_and_resume --release ID`, or `seatrial check RECIPE` outside a release"
 ROUNDING_S = 0.01  # the segments of a recovery add up to its total within this and one percent
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flows.cli import EXIT_DONE, EXIT_REFUSED, main
+from flows.cli import EXIT_DONE, EXIT_INPUT, EXIT_REFUSED, main
 
 ONLY_TWO_RANKS = ["--world-sizes", "1,2", "--json"]
 
@@ -43,3 +43,12 @@ def test_a_wrong_trainer_is_refused_with_tensor_and_class(capsys: pytest.Capture
     assert (code, gate["outcome"]) == (EXIT_REFUSED, "fail")
     assert "leg" in gate["reason"]
     assert "normalis" in gate["action"]
+
+
+@pytest.mark.parametrize("sizes", ["1", "0,2", "-1,2"])
+def test_too_few_ranks_are_bad_input(sizes: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing can be compared on one rank, and there is no rank below one: exit 2, in words about these gates."""
+    code = main(["check", "tiny_recipe:recipe", f"--world-sizes={sizes}"])
+
+    assert code == EXIT_INPUT
+    assert "at least two ranks" in capsys.readouterr().err
