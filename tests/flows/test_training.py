@@ -171,9 +171,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(home: Path, capsys: Capture) 
     assert digests(document) == digests(run(capsys, *TWELVE))
 
 
-@pytest.mark.parametrize(
-    "damage", [shutil.rmtree, lambda parts: os.truncate(parts / "attempt-0/rank-0/ids.bin", 50)], ids=["gone", "cut"]
-)
+@pytest.mark.parametrize("damage", [shutil.rmtree, lambda parts: os.truncate(parts / "attempt-0/rank-0/ids.bin", 50)], ids=["gone", "cut"])
 def test_a_ledger_with_a_hole_is_no_result(home: Path, capsys: Capture, damage: Any) -> None:
     """A run whose earlier rows are gone ends with an error instead of the sha256 of a ledger that leaves samples out."""
     run(capsys, *TINY, "--run", "night", "--steps", "10", "--checkpoint-every", "3")
