@@ -8,7 +8,18 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-NAMES = ("sampler", "checkpoint_stall", "exact_reduction", "restart", "kill_campaign", "telemetry", "step_throughput", "silent_errors")
+NAMES = (
+    "sampler",
+    "checkpoint_stall",
+    "exact_reduction",
+    "restart",
+    "kill_campaign",
+    "telemetry",
+    "step_throughput",
+    "silent_errors",
+    "false_alarms",
+    "gate_cost",
+)
 
 
 def run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
