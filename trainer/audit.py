@@ -25,6 +25,7 @@ update (trainer/soak.py) comes before that update.
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -38,7 +39,7 @@ from trainer.audit_collectives import Collectives
 from trainer.audit_data import DrawLog, audited, watch_loaders
 from trainer.audit_samples import content_digests as content_digests
 from trainer.audit_state import state_digests
-from trainer.audit_streams import Draw, watched
+from trainer.audit_streams import Draw, watch_backward, watched
 from trainer.audit_tensors import gradients_of, handed_to, norm_of, rates_of, whole_copy
 from trainer.config import SPIKE, TrainJob
 from trainer.order import Rows
@@ -213,6 +214,7 @@ class Recording(Keeping):
         loss_sum = self._poisoned_loss(loss_sum, factor)
         for draw in draws:
             self._drew(step, "model", draw)
+        watch_backward(loss_sum, partial(self._drew, step, "backward"))
         if rows is None or len(rows):
             self._consumed(step, micro, rows, contents, is_poisoned=factor != 1.0)
             self._sums = [self._sums[0] + loss_sum.item(), self._sums[1] + weight.item()]

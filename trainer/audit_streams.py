@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
+from torch.autograd import Variable
 
 DIGITS = 16
 SEARCHED = 1000  # blocks of a Mersenne Twister (624 words each) that a fetch may draw and still be followed: a few ms
@@ -106,6 +108,25 @@ def watched(found: list[Draw]) -> Iterator[None]:
         now = generator.read()
         if now != state:
             found.append(Draw(generator.name, _digest(generator, state, now)))
+
+
+def watch_backward(loss_sum: Tensor, tell: Callable[[Draw], None]) -> None:
+    """Tell which generators move while this loss's backward pass runs: a forward pass that is computed again with other masks."""
+
+    def begun(_: Tensor) -> None:
+        found: list[Draw] = []
+        watch = watched(found)
+        watch.__enter__()
+
+        def ended() -> None:
+            watch.__exit__(None, None, None)
+            for draw in found:
+                tell(draw)
+
+        Variable._execution_engine.queue_callback(ended)
+
+    if loss_sum.requires_grad:
+        loss_sum.register_hook(begun)  # type: ignore[no-untyped-call]
 
 
 def _digest(generator: Generator, before: Any, after: Any) -> str:

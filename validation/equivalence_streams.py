@@ -16,6 +16,8 @@ INDEPENDENT = "dropout and augmentation are drawn anew in every rank, step and e
 REFERENCE_RATES = "the recipe's own schedule, stepped once per update by one process"
 DRAWERS = ("model", "data")
 DRAWING = "a model with dropout draws in every forward pass of a training"
+BACKWARD = "a backward pass follows the masks of its forward pass; one that draws anew differentiates another loss"
+RECOMPUTED = "a forward pass is computed again with other masks (activation checkpointing without preserve_rng_state=True)"
 SILENT = 2  # last steps without a draw from which on it is no chance of a branch that some samples do not take
 
 
@@ -33,7 +35,20 @@ def stream_checks(records: EquivalenceRecords) -> list[Check]:
             if len(repeated) and not where:
                 where, action = _named(leg, drawer, rows, repeated)
     used = check("random streams used twice", float(again), "==", 0, unit="", source=INDEPENDENT, where=where, action=action)
-    return [used, *_silence_check(records, legs)]
+    return [used, *_silence_check(records, legs), _backward_check(legs)]
+
+
+def _backward_check(legs: list[Leg]) -> Check:
+    """Random numbers that a backward pass drew: the gradient is then of other masks than the loss."""
+    drawn = [(leg, leg.streams[leg.streams["drawer"] == "backward"]) for leg in legs]
+    where, action = "", ""
+    for leg, rows in drawn:
+        if len(rows) and not where:
+            first = rows.sort_values(["step", "rank", "generator"]).iloc[0]
+            where = f"first in {place(leg, int(first['step']), int(first['rank']))}, generator {first['generator']}"
+            action = said("streams", RECOMPUTED)
+    count = float(sum(len(rows) for _, rows in drawn))
+    return check("random numbers drawn in backward passes", count, "==", 0, unit="", source=BACKWARD, where=where, action=action)
 
 
 def _silence_check(records: EquivalenceRecords, legs: list[Leg]) -> list[Check]:

@@ -34,8 +34,8 @@ DIGEST_COLUMNS = ("world_size", "rank", "step", "stage", "tensor", "sha256")
 # of sha256 over its input, label and weight. `poisoned`: the loss of its micro-batch was spoiled on purpose.
 CONSUMED_COLUMNS = ("rank", "step", "micro", "sample_id", "content", "poisoned")
 
-# One row per draw of random numbers: who drew ("model": a forward pass, "data": a fetch), from which generator ("torch", "numpy", "python")
-# and in which state it found it (first 16 hex digits of sha256). Two equal states are the same numbers twice.
+# One row per draw of random numbers: who drew ("model": a loss, "backward": its backward pass, "data": a fetch), from which generator
+# ("torch", "numpy", "python") and in which state it found it (first 16 hex digits of sha256). Two equal states are the same numbers twice.
 STREAM_COLUMNS = ("rank", "step", "drawer", "generator", "state")
 
 # One row per (rank, operation, type) of the collectives of a run.

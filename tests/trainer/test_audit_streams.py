@@ -16,9 +16,10 @@ from helpers_loop import run_ranks, tiny_job
 from loader_recipes import Augmented, JitterData
 from tiny_recipe import TRAIN, TinyData, weighted_loss
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader
 
-from trainer.audit_streams import Draw, watched
+from trainer.audit_streams import Draw, watch_backward, watched
 from trainer.dataset import MapSplit, seed_streams
 from trainer.loader import Loader, Request
 from trainer.recipe import Batch
@@ -222,3 +223,15 @@ def test_the_newest_audit_reads_along_with_loaders(tmp_path: Path) -> None:
     list(DataLoader(Noisy(), batch_size=16))  # type: ignore[arg-type,var-annotated]
 
     assert (len(first.rows("streams")), len(second.rows("streams"))) == (0, 1)
+
+
+@pytest.mark.parametrize("is_preserved", [True, False])
+def test_masks_that_a_backward_pass_draws_anew_are_seen(is_preserved: bool) -> None:
+    """Activation checkpointing puts the generator back, or draws other masks than the loss had."""
+    block, told = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5)), []
+    hidden = checkpoint(block, torch.ones(3, 4), use_reentrant=False, preserve_rng_state=is_preserved)
+    loss_sum = hidden.sum()
+    watch_backward(loss_sum, told.append)
+    (loss_sum / 2).backward()
+
+    assert [draw.generator for draw in told] == ([] if is_preserved else ["torch"])

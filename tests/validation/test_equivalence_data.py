@@ -335,3 +335,13 @@ def test_missing_evaluation() -> None:
 def test_shares_cover_a_batch() -> None:
     """The clean records split each batch over ranks."""
     assert np.array_equal(sorted(ORDER[:BATCH]), sorted(sample for rank in range(4) for sample in share(0, rank, 4)))
+
+
+@pytest.mark.parametrize(("kind", "leg"), [(OWN, "own"), ((), "exact")])
+def test_a_backward_pass_that_draws_is_no_gradient_of_its_loss(kind: tuple[str, ...], leg: str) -> None:
+    """Recomputed activations with other masks: named with rank and step."""
+    anew = lambda table: pd.concat([table, table.query("drawer == 'model' and step == 2 and rank == 1").assign(drawer="backward")])  # noqa: E731
+    verdict = judge_equivalence(with_leg(records(kind), leg, 2, streams=anew), POLICY)
+
+    assert failed(verdict)[0] == "random numbers drawn in backward passes"
+    assert "preserve_rng_state" in verdict.action
