@@ -31,8 +31,9 @@ class Probed(NamedTuple):
 
     has_unused: bool  # some parameter takes no part in the loss of the probe batch
     moving: tuple[str, ...]  # buffers that the forward pass changes
-    coupled: bool  # samples of a micro-batch see one another (BatchNorm), so what is in a micro-batch matters
+    coupled: bool  # what is in a micro-batch matters: samples see one another (BatchNorm), or buffers move with each forward pass
     calls: tuple[str, ...] = ()  # modules that the forward pass ran, in order
+    together: bool = False  # samples see one another
 
 
 def switch_off_dropout(model: nn.Module) -> None:
@@ -123,9 +124,15 @@ def check_loss(recipe: Recipe, model: nn.Module, batch: Batch, *, dropout: bool,
         _check_streams(recipe, model, batch, buffers)
         if not dropout:
             _check_repeatable(recipe, model, batch)
-    coupled = bool(moving) or is_coupled(recipe, model, batch)
+    together = is_coupled(recipe, model, batch)
     _put_back(model, buffers)
-    return Probed(has_unused=any(gradient is None for gradient in gradients), moving=moving, coupled=coupled, calls=ran)
+    return Probed(
+        has_unused=any(gradient is None for gradient in gradients),
+        moving=moving,
+        coupled=bool(moving) or together,
+        calls=ran,
+        together=together,
+    )
 
 
 def is_coupled(recipe: Recipe, model: nn.Module, batch: Batch) -> bool:
@@ -167,11 +174,11 @@ def check_same_data(recipe: Recipe, world: World, device: torch.device, seen: Se
 
 
 def check_coupled(recipe: Recipe, probed: Probed, smallest: int) -> None:
-    """Refuse micro-batches of fewer than two samples where samples are coupled. Raises RecipeError.
+    """Refuse micro-batches of fewer than two samples where samples see one another. Raises RecipeError.
 
     Args: smallest, samples of the smallest micro-batch of the run.
     """
-    if probed.coupled and smallest < 2:
+    if probed.together and smallest < 2:
         raise RecipeError(
             f"recipe {recipe.name}: the samples of a micro-batch are normalised together, and some micro-batches would have {smallest}. "
             'Those have no spread. Set training.tail="drop", a larger or divisible global_batch_size, or less accumulation.'

@@ -231,8 +231,8 @@ def test_what_cannot_be_stepped_is_refused() -> None:
 def test_coupled_samples_need_company() -> None:
     """A micro-batch of one sample has no spread to normalise by: refused before the first step, with what to change."""
     with pytest.raises(RecipeError, match="drop"):
-        check_coupled(recipe, Probed(has_unused=False, moving=(), coupled=True), 1)
-    check_coupled(recipe, Probed(has_unused=False, moving=(), coupled=False), 1)
+        check_coupled(recipe, Probed(has_unused=False, moving=(), coupled=True, together=True), 1)
+    check_coupled(recipe, Probed(has_unused=False, moving=("calls",), coupled=True), 1)  # a counter that moves is no company
 
 
 def test_unused_parameter_is_seen() -> None:
