@@ -47,7 +47,7 @@ SE-05-ranks | A | divided by the world size once more | normalisation:se_05_rank
 SE-08 | A | the auxiliary loss divided by W | normalisation:se_08 | gradient | per_rank |  | NVIDIA/Megatron-LM#3672
 SYN-04 | A | every gradient one per cent too large | normalisation:syn_04 | gradient | factor |  | synthetic
 OWN-01 | A | the last rank's loss scaled by two | normalisation:own_01 | gradient | per_rank |  |
-OWN-02 | A | divided by the tokens of the window before | normalisation:own_02 | gradient | factor intermittent |  |
+OWN-02 | A | divided by the tokens of the window before | normalisation:own_02 | gradient | factor intermittent not_in_state |  |
 OWN-03 | A | rank 0's tokens stand for everyone's | normalisation:own_03 | gradient | factor |  |
 SE-10* | B | embeddings gathered without a gradient | coupled:se_10 | gradient | factor |  | lightly-ai/lightly#1977
 SE-10-rows | B | the other ranks' views get no gradient | coupled:se_10_rows | gradient | per_rank |  | mlfoundations/open_clip#616
