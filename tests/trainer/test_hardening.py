@@ -328,6 +328,8 @@ def test_bad_input_is_told_before_the_first_run(monkeypatch: pytest.MonkeyPatch)
         chosen(replace(recipe, make_optimizer=lambda model: torch.optim.SGD(list(model.parameters())[1:])), SIZES, 6)
     with pytest.raises(RecipeError, match="Give the lazy modules their sizes"):
         chosen(replace(recipe, make_model=lambda: nn.LazyLinear(1)), SIZES, 6)
+    with pytest.raises(RecipeError, match=r"raised ZeroDivisionError on the first .* samples.*Mend the recipe"):
+        chosen(replace(recipe, make_loss=lambda *_: 1 / 0), SIZES, 6)
     monkeypatch.setattr(TinyRecipe, "data", wrong_ids)
     with pytest.raises(DataError, match="stand for several"):
         chosen(recipe, SIZES, 6)
