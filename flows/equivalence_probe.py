@@ -149,7 +149,7 @@ def probe_equivalence(bench: Bench) -> EquivalenceRecords:
         world_sizes=plan.world_sizes, brought=plan.facts.brought, conditions=chosen.held, steps=steps, legs=tuple(probe.legs),
         expected=expected.expected, expected_order=expected.order, expected_rates=expected.rates, frozen=expected.frozen,
         errors=errors[~is_planted].reset_index(drop=True), slopes=expected.slopes, slopes_excluded=expected.slopes_excluded,
-        judged_ids=expected.judged_ids, evaluations=tuple(probe.counts), planted_defect=planted,
+        judged_ids=expected.judged_ids, draws_by_key=expected.draws_by_key, evaluations=tuple(probe.counts), planted_defect=planted,
         planted_errors=errors[is_planted].assign(leg="training").reset_index(drop=True), worker_seconds=bench.worker_seconds,
         plain_seconds=probe.plain_seconds,
     )  # fmt: skip

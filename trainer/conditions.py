@@ -29,5 +29,6 @@ class Expectations:
     rates: tuple[str, ...]  # by step: learning rates of the optimizer's groups in that update, canonical JSON
     frozen: tuple[str, ...]  # parameters that want no gradient
     judged_ids: tuple[int, ...]  # what an evaluation has to count, each once
+    draws_by_key: bool  # samples look different by their keys: augmentation of sample and epoch
     slopes: Frame  # SLOPE_COLUMNS
     slopes_excluded: str  # why there are none, "" when there are

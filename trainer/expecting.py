@@ -1,9 +1,12 @@
 """What a sample has to look like when it is consumed: its digest, where that can be foretold."""
 
+import numpy as np
+
 from trainer.audit import content_digests
 from trainer.dataset import fetch_keyed, seed_streams
 from trainer.problem import Part, Problem, load_problem
 from trainer.recipe import Recipe
+from trainer.streams import sample_keys
 
 Contents = list[list[str]]  # of each step, by sample
 
@@ -19,6 +22,18 @@ def contents_of(recipe: Recipe, problem: Problem, steps: int) -> Contents:
     seen = _loaded(recipe, problem, steps) if "loader" in problem.brought else _fetched(recipe, problem)
     first = seen[0]
     return first if all(other == first for other in seen) else [[""] * len(samples.rows) for samples in problem.samples]
+
+
+def draws_by_key(recipe: Recipe, problem: Problem) -> bool:
+    """Whether most samples look different in another epoch, and all the same in the same one: augmentation by sample and epoch."""
+    if not problem.samples:
+        return False
+    data, rows = recipe.data("train"), problem.samples[0].rows
+    once, again, later = (
+        content_digests(fetch_keyed(data, rows, sample_keys(recipe.training.seed, np.full(len(rows), epoch), data.sample_ids[rows])))
+        for epoch in (0, 0, 1)
+    )
+    return once == again and sum(one != two for one, two in zip(once, later, strict=True)) * 2 > len(once)
 
 
 def _fetched(recipe: Recipe, problem: Problem) -> list[Contents]:

@@ -20,7 +20,7 @@ from trainer import runlog
 from trainer.audit import content_digests
 from trainer.conditions import Expectations as Expectations
 from trainer.config import Conditions
-from trainer.expecting import contents_of
+from trainer.expecting import contents_of, draws_by_key
 from trainer.hardening import hardened
 from trainer.plain import SLACK, Gradients, Moment, Setting, train, whole_norm
 from trainer.problem import Problem, load_problem
@@ -60,7 +60,8 @@ def expectations(recipe_path: str, conditions: Conditions | None, steps: int) ->
     torch.set_num_threads(1)
     recipe = load_recipe(recipe_path)
     problem = load_problem(hardened(recipe, conditions, dropout=False), steps)
-    contents = contents_of(hardened(recipe, conditions), problem, steps)
+    whole = hardened(recipe, conditions)
+    contents = contents_of(whole, problem, steps)
     ids = [problem.ids(step).tolist() for step in range(len(problem.samples))]
     excludes = getattr(recipe, "excludes", {})
     table, why = (
@@ -75,7 +76,8 @@ def expectations(recipe_path: str, conditions: Conditions | None, steps: int) ->
         order=() if problem.has_own_order else tuple(sample for step in ids for sample in step),
         rates=tuple(moment.rates for moment in train(problem, Setting(limit=problem.recipe.training.clip_norm))),
         frozen=tuple(name for name, parameter in model.named_parameters() if not parameter.requires_grad),
-        judged_ids=tuple(np.asarray(problem.recipe.data("judge").sample_ids).tolist()), slopes=table, slopes_excluded=why,
+        judged_ids=tuple(np.asarray(problem.recipe.data("judge").sample_ids).tolist()), draws_by_key=draws_by_key(whole, problem),
+        slopes=table, slopes_excluded=why,
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ UNFORETOLD = (
     "were not compared, the gradients of them were."
 )
 PERMUTATION = "data order is a function of seed, epoch and position alone"
+RENEWED = 20  # samples that come twice from which on none looking new is no chance: 1 in 2**20 where half of them change
 SHORTEST = 8  # samples of a second epoch from which on an equal order is no chance: 1 in 8! = 40,320
 
 
@@ -36,8 +37,8 @@ def data_checks(records: EquivalenceRecords) -> list[Check]:
     pairs = [(leg, consumed) for leg, consumed in legs.values() if consumed is not None]
     main = [(leg, consumed) for leg, consumed in pairs if leg.name in MAIN]
     return [
-        *_samples_check(pairs, records.expected), *_content_check(main, records.expected), *_claims_check(main),
-        *_order_check(records), *_epoch_check(records),
+        *_samples_check(pairs, records.expected), *_content_check(main, records.expected), *_renewed_check(records, main),
+        *_claims_check(main), *_order_check(records), *_epoch_check(records),
     ]  # fmt: skip
 
 
@@ -141,6 +142,22 @@ def _content_check(legs: list[tuple[Leg, Frame]], expected: Frame) -> list[Check
         return []
     action = said("content", "the sample's id is right and its bytes are not") if wrong else ""
     return [check("samples with other contents", float(wrong), "==", 0, unit="", source=ONE_PROCESS, where=where, action=action)]
+
+
+def _renewed_check(records: EquivalenceRecords, legs: list[tuple[Leg, Frame]]) -> list[Check]:
+    """An own loader's samples that come again in a later epoch, where the data draws by sample and epoch."""
+    if not (records.draws_by_key and "loader" in records.brought and legs):
+        return []
+    leg, consumed = legs[0]
+    looks = consumed.groupby("sample_id")["content"].agg(["size", "nunique"])
+    again = looks[looks["size"] > 1]
+    if len(again) < RENEWED:
+        return []
+    is_same = bool((again["nunique"] == 1).all())
+    where = f"{place(leg)}: all {len(again)} samples that came again looked as they did before" if is_same else ""
+    action = said("content", "what is drawn for a sample is drawn alike in every epoch") if is_same else ""
+    source = "data that draws by (seed, epoch, sample); a loader that is meant to repeat itself excludes the condition epoch_border"
+    return [check("samples that look the same in every epoch", float(is_same), "==", 0, unit="", source=source, where=where, action=action)]
 
 
 def _claims_check(legs: list[tuple[Leg, Frame]]) -> list[Check]:

@@ -201,6 +201,7 @@ class EquivalenceRecords:
     slopes_excluded: str  # why there are none, "" when there are
     judged_ids: tuple[int, ...]  # what an evaluation had to count, each once
     evaluations: tuple[EvaluationCount, ...]  # of an own evaluation
+    draws_by_key: bool = False  # samples look different by their keys, so another time in another epoch
     planted_defect: str
     planted_errors: Frame  # GRADIENT_ERROR_COLUMNS of a run with the planted defect, leg "training"
     worker_seconds: float

@@ -193,6 +193,33 @@ def test_epochs_in_the_same_order(brought: tuple[str, ...], epochs: tuple[list[i
     assert not is_same or any(item.action.startswith("epoch order: ") for item in verdict.checks)
 
 
+def looking(place: Callable[[int], object]) -> Table:
+    """Samples of a second pass over the first 24 ones; their contents by (sample, pass)."""
+
+    def look(table: pd.DataFrame) -> pd.DataFrame:
+        ids = [number % 24 for number in range(len(table))]
+        return table.assign(sample_id=ids, content=[f"{sample}/{place(number // 24)}" for number, sample in enumerate(ids)])
+
+    return look
+
+
+@pytest.mark.parametrize(
+    ("brought", "drawn", "place", "is_same"),
+    [
+        pytest.param(("loader",), True, lambda _: "same", True, id="same"),
+        pytest.param(("loader",), True, lambda turn: turn, False, id="new"),
+        pytest.param(("loader",), False, lambda _: "same", False, id="nothing-drawn"),
+        pytest.param(("sampler",), True, lambda _: "same", False, id="our-keys"),
+    ],
+)
+def test_samples_that_look_the_same_again(brought: tuple[str, ...], drawn: bool, place: Callable[[int], object], is_same: bool) -> None:
+    """Augmentation of an own loader that is drawn by sample and not by epoch: nothing else sees it, since the reference loads alike."""
+    made = replace(with_legs(records(brought), "own", consumed=looking(place)), draws_by_key=drawn)
+    verdict = judge_equivalence(made, POLICY)
+
+    assert is_same is ("samples that look the same in every epoch" in failed(verdict))
+
+
 # Streams
 
 
