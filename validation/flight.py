@@ -65,6 +65,7 @@ class Dump:
     created_ns: npt.NDArray[np.int64]  # (N,) when issued
     finished: npt.NDArray[np.bool_]  # (N,) known to be over
     step: npt.NDArray[np.int32] | None = None  # (N,) of the marker when issued, -1 = none; None: nothing recorded
+    micro: npt.NDArray[np.int32] | None = None  # (N,) 0-based micro-batch of the marker when issued, -1 = none; None: nothing recorded
     place: npt.NDArray[np.int32] | None = None  # (N,) into places
     marker: Marker | None = None
 
