@@ -7,9 +7,11 @@ from flows.probes import Bench
 from infra.report import GateLine
 from trainer import ranks
 from trainer.config import Fault
+from validation.decision import decide
 from validation.errors import RankError
 from validation.failure_modes import default_modes
 from validation.records import Drill, FallbackCheck, ReadinessRecords
+from validation.verdict import GateVerdict, Outcome
 
 HANG_DEADLINE_S = 6.0  # forming the group and two steps take well under two seconds; the rest is the hang
 # gate -> the drill that its positive control is
@@ -42,7 +44,14 @@ def control_drill(name: str, line: GateLine) -> Drill | None:
     control = line.verdict.control
     if control is None:
         return None
-    return Drill(name=name, fired=True, detected=control.caught, detail=f"{control.planted}: {control.detail}")
+    refused = control.caught and is_refused(line.verdict.gate)
+    return Drill(name=name, fired=True, detected=control.caught, mitigated=refused, detail=f"{control.planted}: {control.detail}")
+
+
+def is_refused(gate: str) -> bool:
+    """Whether a candidate that fails this gate is kept from serving: the decision's own word for it."""
+    failed = GateVerdict(gate=gate, outcome=Outcome.FAIL, reason="planted", action="none")
+    return decide(verdicts=[failed], required=[gate], fallbacks=()).decision != "promoted"
 
 
 def kill_drill(line: GateLine) -> Drill:
@@ -51,6 +60,7 @@ def kill_drill(line: GateLine) -> Drill:
         name="rank_killed",
         fired=_all_passed(line, "required evidence"),
         detected=_all_passed(line, "recovery time"),
+        mitigated=_all_passed(line, "difference from the twin"),
         detail=line.verdict.reason,
     )
 
@@ -65,7 +75,8 @@ def hang_drill(bench: Bench) -> Drill:
     fault = Fault(kind="delay", rank=1, step=2, phase="collective", ms=1e9)
     error = _broken_run(bench, "drill-hang", fault, deadline_s=HANG_DEADLINE_S)
     seen = "deadline" in error and "rank 0" in error and "rank 1" in error
-    return Drill(name="hang", fired=bool(error), detected=seen, detail=error or "the run ended although rank 1 never arrived")
+    detail = error or "the run ended although rank 1 never arrived"
+    return Drill(name="hang", fired=bool(error), detected=seen, mitigated=bool(error), detail=detail)
 
 
 def skipped_collective_drill(bench: Bench) -> Drill:
@@ -73,7 +84,8 @@ def skipped_collective_drill(bench: Bench) -> Drill:
     fault = Fault(kind="skip", rank=1, step=2, phase="collective")
     error = _broken_run(bench, "drill-skip", fault, deadline_s=4 * HANG_DEADLINE_S)
     seen = "left out a collective" in error
-    return Drill(name="skipped_collective", fired=bool(error), detected=seen, detail=error or "the run ended although rank 1 skipped one")
+    detail = error or "the run ended although rank 1 skipped one"
+    return Drill(name="skipped_collective", fired=bool(error), detected=seen, mitigated=seen, detail=detail)
 
 
 def _broken_run(bench: Bench, label: str, fault: Fault, *, deadline_s: float) -> str:
@@ -103,7 +115,8 @@ def torn_checkpoint_drill(bench: Bench) -> Drill:
     return Drill(
         name="torn_checkpoint",
         fired=str(fault) in torn.faults_fired,
-        detected=resumed == 3 and torn.state_sha256 == twin.state_sha256 and torn.ledger_sha256 == twin.ledger_sha256,
+        detected=resumed == 3,
+        mitigated=torn.state_sha256 == twin.state_sha256 and torn.ledger_sha256 == twin.ledger_sha256,
         detail=f"killed while checkpoint 6 was written, resumed from sealed checkpoint {resumed}, final bytes "
         + ("equal the twin's" if torn.state_sha256 == twin.state_sha256 else "differ from the twin's"),
     )

@@ -87,9 +87,10 @@ class SlicePolicy(_Section):
 
 
 class ReadinessPolicy(_Section):
-    """readiness: the rubric's floor."""
+    """readiness: the rubric's floor, and how many modes have to have been drilled."""
 
     score_floor: ShareThreshold
+    drilled_floor: ShareThreshold
 
 
 class Policy(_Section):

@@ -1,32 +1,33 @@
 """readiness: could we operate it?
 
-A rubric scored from evidence alone: every failure mode has detector, owner, mitigation and stop condition, and a drill that fired in
-this release and was seen; costs were measured; a fallback is named, loads and answers. Claim, control and blind spots:
-docs/gates/readiness.md.
+A rubric scored from evidence alone: every failure mode has detector, owner, mitigation, stop condition, drill and page; its drill fired,
+was detected, and what was promised against it happened; costs were measured; a fallback is named, loads and answers. Cheap drills fire
+in every release. Of the others a drill on record for this code counts; one that was never run is shown as open and is not scored, unless
+the policy's drilled_floor asks for it. Claim, control and blind spots: docs/gates/readiness.md.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from validation.failure_modes import BAD_RELEASE, default_modes
 from validation.policy import ReadinessPolicy
-from validation.records import Drill, FailureMode, FallbackCheck, ReadinessRecords
+from validation.records import Drill, FailureMode, FallbackCheck, Page, ReadinessRecords
 from validation.verdict import Check, GateVerdict, Plot, Series, Table, check, conclude, controlled, inconclusive
 
 GATE = "readiness"
 SOURCE = "docs/gates/readiness.md"
-WORDS = ("detector", "owner", "mitigation", "stop_condition")
+WORDS = ("detector", "owner", "mitigation", "stop_condition", "drill")
 PLACEHOLDERS = frozenset({"", "?", "-", "tbd", "n/a", "none", "unknown", "nobody"})  # say that there is none
-REQUIRED_MODES = tuple(mode.name for mode in default_modes("anyone"))
+REQUIRED_MODES = tuple(mode.name for mode in default_modes())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Item:
-    """One row of the rubric, worth one point."""
+    """One row of the rubric, worth one point; None is an open row that nothing was asked of."""
 
     name: str
-    satisfied: bool
+    satisfied: bool | None
     critical: bool  # open, it fails the gate whatever the score
     detail: str
     action: str
@@ -54,17 +55,19 @@ def rubric(records: ReadinessRecords) -> tuple[Item, ...]:
 
 def _judged(records: ReadinessRecords, policy: ReadinessPolicy) -> GateVerdict:
     items = rubric(records)
-    still_open = [item for item in items if not item.satisfied]
-    points = len(items) - len(still_open)
+    scored = [item for item in items if item.satisfied is not None]
+    still_open = [item for item in scored if not item.satisfied]
+    points = len(scored) - len(still_open)
     floor = policy.score_floor
     score = check(
-        "rubric score", points / len(items), ">=", floor.value, unit="of the points", source=floor.source,
-        where=f"{points} of {len(items)}",
+        "rubric score", points / len(scored), ">=", floor.value, unit="of the points", source=floor.source,
+        where=f"{points} of {len(scored)}",
         action="; ".join(dict.fromkeys(item.action for item in still_open[:3])),
     )  # fmt: skip
     return conclude(
-        GATE, [*(_critical_check(item) for item in items if item.critical), score],
-        passed_reason=f"{points} of {len(items)} points, no critical item open", tables=(_rubric_table(items), _cost_table(records)),
+        GATE, [*(_critical_check(item) for item in scored if item.critical), score, _drilled_check(records, items, policy)],
+        passed_reason=f"{points} of {len(scored)} points, no critical item open; {_drilled_shown(records, items)}",
+        tables=(_rubric_table(items), _cost_table(records)),
         plots=(_points_plot(records, items),),
         notes=("Words are counted, not understood: that a mitigation works is shown by its drill only.", _gates_note(records)),
     )  # fmt: skip
@@ -75,12 +78,35 @@ def _points_plot(records: ReadinessRecords, items: Sequence[Item]) -> Plot:
     groups = {mode.name: [item for item in items if item.name.startswith(f"{mode.name} ")] for mode in records.modes}
     modes = {item.name for mine in groups.values() for item in mine}
     groups["costs and fallbacks"] = [item for item in items if item.name not in modes]
-    named = (("won", True), ("open", False))
+    named = (("won", True), ("open", False), ("not drilled", None))
     series = tuple(
         Series(name=name, x=tuple(groups), y=tuple(float(sum(item.satisfied is won for item in mine)) for mine in groups.values()))
         for name, won in named
     )
     return Plot(title="Points of the rubric", kind="bar", x_label="failure mode", y_label="points", series=series, stacked=True)
+
+
+def _drilled_check(records: ReadinessRecords, items: Sequence[Item], policy: ReadinessPolicy) -> Check:
+    """How many of the modes have a drill that was run with this code, in this release or on record."""
+    floor, missing = policy.drilled_floor, _undrilled(records, items)
+    share = 1 - len(missing) / len(records.modes)
+    return check(
+        "failure modes drilled with this code", share, ">=", floor.value, unit="of the modes", source=floor.source,
+        where=_drilled_shown(records, items), action=f"run `seatrial drill {' '.join(missing[:3])}` or `seatrial drill --all`",
+    )  # fmt: skip
+
+
+def _drilled_shown(records: ReadinessRecords, items: Sequence[Item]) -> str:
+    return f"{len(records.modes) - len(_undrilled(records, items))} of {len(records.modes)} failure modes drilled with this code"
+
+
+def _undrilled(records: ReadinessRecords, items: Sequence[Item]) -> list[str]:
+    still_open = {item.name for item in items if item.satisfied is None}
+    return [mode.name for mode in records.modes if _drill_name(mode.name) in still_open]
+
+
+def _drill_name(mode: str) -> str:
+    return f"{mode} was drilled, detected and mitigated"
 
 
 def _critical_check(item: Item) -> Check:
@@ -98,11 +124,12 @@ def _plant_target(records: ReadinessRecords) -> str:
 
 
 def _words_name(mode: str) -> str:
-    return f"{mode} has detector, owner, mitigation and stop condition"
+    return f"{mode} has detector, owner, mitigation, stop condition, drill and page"
 
 
 def _words_item(mode: FailureMode) -> Item:
     lacking = [word for word in WORDS if getattr(mode, word).strip().lower() in PLACEHOLDERS]
+    lacking += [f"page ({part})" for part in empty_parts(mode.page)]
     return Item(
         name=_words_name(mode.name), satisfied=not lacking, critical=mode.critical,
         detail=f"lacks {', '.join(lacking)}" if lacking else f"owner {mode.owner}",
@@ -110,27 +137,45 @@ def _words_item(mode: FailureMode) -> Item:
     )  # fmt: skip
 
 
+def empty_parts(page: Page) -> list[str]:
+    """Name the parts of a page that say nothing."""
+    said = {part.name: getattr(page, part.name) for part in fields(page)}
+    lines = {name: (value,) if isinstance(value, str) else value for name, value in said.items()}
+    return [name for name, value in lines.items() if not value or any(line.strip().lower() in PLACEHOLDERS for line in value)]
+
+
 def _drill_item(mode: FailureMode, drills: Sequence[Drill]) -> Item:
-    """Every run of the mode's drill has to have fired and been detected; a drill that was not run is an open item."""
+    """Every run of the mode's drill has to have fired, been detected and mitigated.
+
+    A drill of every release that was not run is an open item. Any other that was not run is open and not scored.
+    """
     mine = [drill for drill in drills if drill.name == mode.drill]
-    satisfied = bool(mine) and all(drill.fired and drill.detected for drill in mine)
-    worst = next((drill for drill in mine if not (drill.fired and drill.detected)), mine[0] if mine else None)
-    if worst is None:
-        detail = f"drill {mode.drill} was not run"
-    elif not worst.fired:
-        detail = f"drill {mode.drill} did not fire: {worst.detail}"
-    else:
-        detail = f"drill {mode.drill} {'was detected' if satisfied else 'went unseen'}: {worst.detail}"
+    worst = next((drill for drill in mine if not _is_good(drill)), mine[0] if mine else None)
+    satisfied = None if worst is None and not mode.in_release else worst is not None and _is_good(worst)
+    detail = f"drill {mode.drill} was not run with this code" if worst is None else f"drill {mode.drill} {_fared(worst)}: {worst.detail}"
     return Item(
-        name=f"{mode.name} was drilled and detected", satisfied=satisfied, critical=mode.critical, detail=detail,
-        action=f"run drill {mode.drill} and mend the detector until it sees {mode.name}",
+        name=_drill_name(mode.name), satisfied=satisfied, critical=mode.critical, detail=detail,
+        action=f"run `seatrial drill {mode.drill}` and mend detector and mitigation until it passes",
     )  # fmt: skip
+
+
+def _is_good(drill: Drill) -> bool:
+    return drill.fired and drill.detected and drill.mitigated
+
+
+def _fared(drill: Drill) -> str:
+    when = f" on {drill.made_at}" if drill.made_at else ""
+    if not drill.fired:
+        return f"did not fire{when}"
+    if not drill.detected:
+        return f"went unseen{when}"
+    return f"was detected and mitigated{when}" if drill.mitigated else f"was detected and not mitigated{when}"
 
 
 def _fallback_drill(fallbacks: Sequence[FallbackCheck]) -> Drill:
     """Asking a fallback is the drill for a bad release: it can be rolled back when one of them answers."""
     named, ready = _named_and_ready(fallbacks)
-    return Drill(name=BAD_RELEASE, fired=bool(named), detected=bool(ready), detail=_fallbacks_shown(named))
+    return Drill(name=BAD_RELEASE, fired=bool(named), detected=bool(ready), mitigated=bool(ready), detail=_fallbacks_shown(named))
 
 
 def _unlisted_item(name: str) -> Item:
@@ -171,7 +216,10 @@ def _fallbacks_shown(named: Sequence[FallbackCheck]) -> str:
 
 
 def _rubric_table(items: Sequence[Item]) -> Table:
-    rows = tuple((item.name, int(item.satisfied), 1, "critical" if item.critical else "", item.detail) for item in items)
+    rows = tuple(
+        (item.name, int(bool(item.satisfied)), int(item.satisfied is not None), "critical" if item.critical else "", item.detail)
+        for item in items
+    )
     return Table(title="Rubric", columns=("item", "points", "of", "critical", "evidence"), rows=rows)
 
 

@@ -297,26 +297,50 @@ class SliceRecords:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Page:
+    """What an on-call person follows at night, in the order of the fields; the mode's own symptoms and stop condition go with it."""
+
+    wait: str  # is it safe to wait?
+    confirm: tuple[str, ...]  # commands, each with what to look for: "`command`: words"
+    done: str  # what the system has done already
+    act: tuple[str, ...]  # what to do, step by step
+    call: str  # whom to call
+    over: str  # how to know that it is over
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FailureMode:
-    """A way to fail that operations must be able to see, name and stop."""
+    """A way to fail that operations must be able to see, name and stop: a row of the registry and a page of the runbook."""
 
     name: str
-    detector: str
+    title: str
+    sees: tuple[str, ...]  # symptoms, in the words of those who see them
+    detector: str  # which module says it, and how
+    kinds: tuple[str, ...] = ()  # of validation/finding.py, that lead here
     owner: str
     mitigation: str
+    is_automatic: bool  # the system does it by itself
+    command: str  # what a person types first
     stop_condition: str
-    drill: str  # which drill of this release has to have fired for it
+    drill: str  # of `seatrial drill`
+    fired_by: str  # what the drill really does
+    in_release: bool = False  # every release fires it again
+    gates: tuple[str, ...] = ()  # gates and alarms that it belongs to
+    page: Page
     critical: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drill:
-    """A failure that was really caused in this release, and whether its detector saw it."""
+    """A failure that was really caused, whether its detector saw it, and whether what was promised against it happened."""
 
     name: str
     fired: bool
     detected: bool
+    mitigated: bool
     detail: str
+    seconds: float = 0.0  # wall clock; 0 = not measured
+    made_at: str = ""  # ISO time of a drill on record; "" = fired in this release
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

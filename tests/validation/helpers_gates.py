@@ -71,10 +71,17 @@ def slice_records(frame: pd.DataFrame | None = None, **changes: Any) -> SliceRec
     return SliceRecords(**{**given, **changes})
 
 
-def drills(*, without: str = "", unseen: str = "", unfired: str = "") -> tuple[Drill, ...]:
-    """Every drill of the default modes, fired and detected, but for the named ones."""
-    names = [mode.drill for mode in default_modes("the team") if mode.drill != without]
-    return tuple(Drill(name=name, fired=name != unfired, detected=name not in (unseen, unfired), detail="as planned") for name in names)
+def drills(*, without: str = "", unseen: str = "", unfired: str = "", unmitigated: str = "", recorded: bool = False) -> tuple[Drill, ...]:
+    """The drills of every release, and with `recorded` all others on record too: fired, detected and mitigated, but for the named ones."""
+    modes = [mode for mode in default_modes("the team") if (recorded or mode.in_release) and mode.drill != without]
+    return tuple(
+        Drill(
+            name=mode.drill, fired=mode.drill != unfired, detected=mode.drill not in (unseen, unfired),
+            mitigated=mode.drill not in (unmitigated, unseen, unfired), detail="as planned",
+            made_at="" if mode.in_release else "2030-01-01T00:00:00+00:00",
+        )
+        for mode in modes
+    )  # fmt: skip
 
 
 def fallback(kind: str = "baseline", version: str = "3", *, loaded: bool = True, predicted: bool = True) -> FallbackCheck:
