@@ -1,0 +1,73 @@
+"""Tables of times -> frames: traces of operations with their meta file, and timelines of runs."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from validation.errors import DataError
+from validation.records import TIMELINE_COLUMNS
+
+META_BYTES = 2**20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TraceFile:
+    """One job's trace."""
+
+    name: str  # "AR" of trace-AR.parquet
+    table: pd.DataFrame  # a row an operation
+    sizes: dict[str, Any]  # of its meta file: dp_size, pp_size, tp_size, ...; empty without one
+    problems: tuple[str, ...] = ()
+
+
+def read_traces(paths: Sequence[Path]) -> tuple[list[TraceFile], list[str]]:
+    """Read every trace that can be read, by name, and what is to be said of the others."""
+    traces, problems = [], []
+    for path in sorted(paths):
+        try:
+            traces.append(read_trace_file(path))
+        except DataError as error:
+            problems.append(str(error))
+    return traces, [*problems, *(problem for trace in traces for problem in trace.problems)]
+
+
+def read_trace_file(path: Path) -> TraceFile:
+    """Read `trace-NAME.parquet` with the `meta-NAME.yaml` beside it. Raises DataError when it is no table."""
+    name = path.stem.removeprefix("trace").lstrip("-_.") or path.stem
+    sizes, problem = _sizes(path.with_name(f"meta-{name}.yaml"))
+    return TraceFile(name=name, table=_table(path), sizes=sizes, problems=(problem,) if problem else ())
+
+
+def read_timeline(path: Path) -> pd.DataFrame:
+    """Read a run's timeline, sorted by (step, rank). Raises DataError when it is no table or lacks a column."""
+    table = _table(path)
+    if missing := [name for name in TIMELINE_COLUMNS if name not in table.columns]:
+        raise DataError(
+            f"{path.name} lacks the columns {', '.join(missing)} of a timeline, so it was left out. Give a timeline that `seatrial train` "
+            "wrote, or a trace-NAME.parquet."
+        )
+    return table[list(TIMELINE_COLUMNS)].sort_values(["step", "rank"], kind="stable", ignore_index=True)
+
+
+def _table(path: Path) -> pd.DataFrame:
+    try:
+        return pd.read_parquet(path)
+    except Exception as error:  # pyarrow raises errors of its own for rubbish
+        raise DataError(
+            f"{path.name} cannot be read as a Parquet table ({type(error).__name__}) and was left out. Copy it again."
+        ) from None
+
+
+def _sizes(path: Path) -> tuple[dict[str, Any], str]:
+    if not path.exists():
+        return {}, ""
+    try:
+        with path.open("rb") as file:
+            value = yaml.safe_load(file.read(META_BYTES))
+    except (OSError, yaml.YAMLError) as error:
+        return {}, f"{path.name} cannot be read ({type(error).__name__}); sizes were taken from the trace"
+    return (value, "") if isinstance(value, dict) else ({}, f"{path.name} names no sizes; they were taken from the trace")
