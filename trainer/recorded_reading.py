@@ -38,6 +38,7 @@ class Recorded(NamedTuple):
     serial: int
     group: Group
     made: int  # of two groups with one name the larger one is the later one
+    backend: str  # of the group, "" = not known
     signature: Signature
     place: str
     seq: int
@@ -134,7 +135,7 @@ class RingReader:
             name = phases[phase] if phase < at.PHASE_SLOTS else ""
             found.append(
                 Recorded(
-                    head, known_group[0], known_group[1], known_signature, texts[place], seq, created, left, bool(flags & at.P2P_FLAG),
+                    head, *known_group, known_signature, texts[place], seq, created, left, bool(flags & at.P2P_FLAG),
                     bool(flags & at.FAILED_FLAG), bool(flags & at.FUTURE_FLAG), step, micro, name, thread,
                 )
             )  # fmt: skip
@@ -258,12 +259,12 @@ def _newest(entries: list[Recorded]) -> list[Recorded]:
 
 
 @lru_cache(maxsize=4096)
-def _group(text: str) -> tuple[Group, int] | None:
-    """A group and when it was made; None for what cannot be read."""
+def _group(text: str) -> tuple[Group, int, str] | None:
+    """A group, when it was made, and its backend; None for what cannot be read."""
     try:
         found = json.loads(text)
         ranks = tuple(rank for first, stop, stride in found["ranks"] for rank in range(first, stop, stride))
-        return Group(found["name"], ranks, found["description"]), int(found["made"])
+        return Group(found["name"], ranks, found["description"]), int(found["made"]), str(found["backend"])
     except (ValueError, KeyError, TypeError):
         return None
 

@@ -119,12 +119,13 @@ class RingWriter:
                 _put(self._map, at.PHASES_AT + number * at.PHASE_BYTES, at.PHASE_BYTES, "other" if is_shared else name)
         return number
 
-    def group(self, name: str, ranks: Sequence[int], description: str, made: int) -> str:
+    def group(self, name: str, ranks: Sequence[int], description: str, made: int, backend: str = "") -> str:
         """Record a group's members for good, as far as there is room. Returns: the text that its operations name.
 
         Args: made, larger for a group that was made later; of two with one name the later one counts.
         """
-        text = json.dumps({"name": name, "ranks": runs_of(ranks), "description": description, "made": made}, separators=(",", ":"))
+        facts = {"name": name, "ranks": runs_of(ranks), "description": description, "made": made, "backend": backend}
+        text = json.dumps(facts, separators=(",", ":"))
         body = text.encode() + b"\n"
         with self._lock:
             if self._groups_used + len(body) <= at.GROUPS_BYTES:
