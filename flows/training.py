@@ -14,7 +14,7 @@ from flows.training_view import Shown, make_bar, say, say_mirror
 from infra.mirror_layout import checked_run
 from infra.settings import Settings
 from trainer import ranks
-from trainer.config import SAVE_PHASES, Fault, Parallel, Precision, Reduction, TrainJob, parse_fault
+from trainer.config import GENTLE_KINDS, SAVE_PHASES, Fault, Parallel, Precision, Reduction, TrainJob, parse_fault
 from trainer.lanes import check_world_size
 from trainer.recipe import Training
 from trainer.runlog import checkpoint_bytes
@@ -132,7 +132,7 @@ def _check_fault(fault: Fault, request: TrainRequest) -> None:
 
 def _deaths(faults: Sequence[Fault]) -> int:
     """Attempts that planned faults end; a straggler ends none, and yet needs those before its own."""
-    return max((fault.attempt + (fault.kind != "delay") for fault in faults), default=0)
+    return max((fault.attempt + (fault.kind not in GENTLE_KINDS) for fault in faults), default=0)
 
 
 def _check_ranks(request: TrainRequest, lanes: int) -> None:

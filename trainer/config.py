@@ -8,7 +8,11 @@ from validation.errors import ConfigError
 Reduction = Literal["exact", "fast"]
 Precision = Literal["float32", "float64"]
 Parallel = Literal["ddp", "fsdp2"]
-FaultKind = Literal["kill", "delay", "skip", "error", "stop", "launcher"]
+FaultKind = Literal[
+    "kill", "delay", "skip", "error", "stop", "launcher", "hold", "pause", "starve", "swallow", "extra", "argument", "dtype", "full"
+]  # fmt: skip
+TIMED_KINDS = ("delay", "hold", "pause")  # these take ms
+GENTLE_KINDS = ("delay", "pause", "dtype", "full")  # these end no attempt
 DRILLS = ("slice-regression",)  # planted data faults of a release: trainer.drills
 STEP_PHASES = ("data", "forward", "backward", "collective", "optimizer")  # of every step
 WINDOW_PHASES = ("accumulation",)  # between two micro-batches of one step: only where a rank has more than one
@@ -21,8 +25,12 @@ class Fault:
     """A planned fault. Fires once, in the attempt it is planned for, unless `delay` (fires at every step from `step` on).
 
     kill: SIGKILL to itself; delay: sleep `ms` (a straggler); skip: leave out this step's collective (the others hang); error: raise;
-    stop: SIGSTOP to itself (a frozen process); launcher: SIGKILL to the group's leader. A fault of a SAVE_PHASE fires at the first
-    checkpoint at or after its step. Text form: "kill:rank=1,step=7,phase=backward,attempt=0".
+    stop: SIGSTOP to itself (a frozen process); launcher: SIGKILL to the group's leader; hold: keep the interpreter's lock in a C call for
+    `ms` (a frozen process that runs); pause: a garbage collection that takes `ms`; starve: wait for data on a queue that nobody feeds;
+    swallow: raise, catch it and leave the step's collective out; extra: one more all-reduce, on this rank alone; argument: one more
+    all-reduce on every rank, of another size on this one; dtype: the same, of another type with as many bytes (no hang, wrong numbers);
+    full: the disk says that it is full while a checkpoint is written. A fault of a SAVE_PHASE fires at the first checkpoint at or after its
+    step. Text form: "kill:rank=1,step=7,phase=backward,attempt=0".
     """
 
     kind: FaultKind
@@ -33,7 +41,7 @@ class Fault:
     ms: float = 0.0
 
     def __str__(self) -> str:
-        tail = f",ms={self.ms:g}" if self.kind == "delay" else ""
+        tail = f",ms={self.ms:g}" if self.kind in TIMED_KINDS else ""
         return f"{self.kind}:rank={self.rank},step={self.step},phase={self.phase},attempt={self.attempt}{tail}"
 
 
@@ -97,6 +105,7 @@ class TrainJob:
 
 
 _PHASE_ALIASES = {"checkpoint": "seal"}  # the moment before a checkpoint counts
+_USUAL_PHASES = {"starve": "data", "extra": "collective", "argument": "collective", "dtype": "collective", "full": "write"}
 
 
 def parse_fault(text: str) -> Fault:
@@ -106,7 +115,7 @@ def parse_fault(text: str) -> Fault:
         parts = [part.split("=", 1) for part in rest.split(",")]
         if len(given := dict(parts)) < len(parts):
             raise ValueError("one part stands there twice")
-        phase = given.pop("phase", "backward")
+        phase = given.pop("phase", _USUAL_PHASES.get(kind, "backward"))
         fault = Fault(
             kind=kind,  # type: ignore[arg-type]  # checked below
             rank=int(given.pop("rank")), step=int(given.pop("step")), phase=_PHASE_ALIASES.get(phase, phase),
@@ -119,10 +128,13 @@ def parse_fault(text: str) -> Fault:
         or fault.phase not in (*FAULT_PHASES, *WINDOW_PHASES)
         or given
         or not 0 <= fault.ms < float("inf")
+        or (kind in ("hold", "pause") and fault.ms == 0)
+        or (kind == "full" and fault.phase != "write")
         or min(fault.rank, fault.step, fault.attempt) < 0
     ):
         raise ConfigError(
             f"fault '{text}' is unknown or out of range. Use {', '.join(get_args(FaultKind))} with rank, step, phase "
-            f"({'|'.join((*FAULT_PHASES, *WINDOW_PHASES))}), attempt and ms."
+            f"({'|'.join((*FAULT_PHASES, *WINDOW_PHASES))}), attempt and ms; hold and pause need ms, "
+            "full strikes in phase write."
         )
     return fault

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from trainer.config import GENTLE_KINDS
 from trainer.wires import Failure
 from trainer.world import Event
 from validation import errors
@@ -65,7 +66,7 @@ def planned_fault(end: End, faults: Sequence[Event]) -> Event | None:
 
 def deadly(events: Sequence[Event]) -> list[Event]:
     """The "fault" events that can end a rank; a delay cannot."""
-    return [event for event in events if event.name == "fault" and not fault_text(event).startswith("delay")]
+    return [event for event in events if event.name == "fault" and fault_text(event).partition(":")[0] not in GENTLE_KINDS]
 
 
 def fruitless(deaths: Sequence[Death]) -> int:

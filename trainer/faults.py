@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable, Iterable
 
 from trainer.config import SAVE_PHASES, Fault
+from trainer.fault_kinds import collect_slowly, disk_is_full, hold_lock, reduce_once_more, swallow, wait_for_data
 from trainer.world import Emit, World
 from validation.errors import ConfigError
 
+SHARED_KINDS = ("argument", "dtype")  # every rank takes part in the planned all-reduce, one with other arguments
 END_S = 60.0  # a rank whose leader is dead is killed by the kernel at once; longer means that it had no leader
 # Planted defects for positive controls: name -> the wrong line, in words.
 DEFECTS = {
@@ -36,9 +38,12 @@ class FaultPlan:
 
     def __init__(self, faults: Iterable[Fault], world: World, emit: Emit) -> None:
         self._emit = emit
-        here = (world.rank, world.attempt - world.first_attempt)
-        self._pending = [fault for fault in faults if (fault.rank, fault.attempt) == here]
+        self._world = world
+        attempt = world.attempt - world.first_attempt
+        ours = [fault for fault in faults if fault.attempt == attempt]
+        self._pending = [fault for fault in ours if fault.rank == world.rank or self._is_shared(fault)]
         self._slept: dict[Fault, int] = {}  # delay -> the last step it slept in
+        self._swallowed: int | None = None  # the step whose error was caught: its collectives are left out
         self._lock = threading.Lock()  # the loop asks, and so does the thread that saves
         self.settle: Callable[[], None] = lambda: None  # waits for a save under way
 
@@ -56,6 +61,8 @@ class FaultPlan:
 
     def skips(self, step: int) -> bool:
         """True when this rank is to leave out the step's collectives."""
+        if self._swallowed == step:
+            return True
         if not self._pending:
             return False
         with self._lock:
@@ -82,17 +89,42 @@ class FaultPlan:
             return self._slept.get(fault) != step and (fault.step <= step or fault.phase == "load")
         return fault.step == step or fault.phase == "load" or (fault.phase in SAVE_PHASES and fault.step < step)
 
+    def _is_shared(self, fault: Fault) -> bool:
+        return fault.kind in SHARED_KINDS and fault.rank < self._world.world_size
+
     def _strike(self, fault: Fault) -> None:
-        self._tell(fault)
-        if fault.kind == "stop":
-            os.kill(os.getpid(), signal.SIGSTOP)
-            return  # somebody continued it in time
-        if fault.kind == "kill":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if fault.kind == "launcher":
-            os.kill(os.getppid(), signal.SIGKILL)
-            time.sleep(END_S)
-        raise RuntimeError(f"planned fault {fault} fired: this rank raises as it was told to.")
+        if fault.rank == self._world.rank:
+            self._tell(fault)
+        text = f"planned fault {fault} fired: this rank raises as it was told to."
+        match fault.kind:
+            case "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)  # somebody may continue it in time
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "launcher":
+                os.kill(os.getppid(), signal.SIGKILL)
+                time.sleep(END_S)
+            case "hold":
+                hold_lock(fault.ms)
+            case "pause":
+                collect_slowly(fault.ms)
+            case "starve":
+                wait_for_data()
+            case "swallow":
+                self._swallowed = fault.step
+                swallow(text)
+            case "full":
+                disk_is_full()
+            case "extra" | "argument" | "dtype":
+                self._reduce(fault)
+            case _:
+                raise RuntimeError(text)
+
+    def _reduce(self, fault: Fault) -> None:
+        """Make the planned all-reduce, where there are ranks to meet."""
+        if self._world.world_size > 1:
+            kind = fault.kind if self._is_shared(fault) else ""
+            reduce_once_more(kind, is_wrong=fault.rank == self._world.rank and bool(kind))
 
     def _tell(self, fault: Fault) -> None:
         self._emit("fault", fault=str(fault))

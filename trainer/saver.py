@@ -152,6 +152,8 @@ class Saver:
         """Where planned faults strike, named by the update before the save; one that raises is kept apart from a disk that does."""
         try:
             self._faults(phase, step - 1)
+        except OSError:  # a planned full disk: like one that refuses
+            raise
         except BaseException as error:
             self._struck = error
             raise
