@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from trainer.evaluate import measure_quality, own_quality
 from trainer.norms import clip_, global_norm
 from trainer.own import end_together, own_step
 from trainer.parallel import local
+from trainer.recording import recording_of
 from trainer.reduce import Totals
 from trainer.running import Training
 from trainer.setup import device_facts, join, leave, meet, prepare, recipe_of, settle
@@ -40,15 +42,16 @@ def run_rank(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> None:
     settle()
     recipe_of(job)
     emit("imported")
-    join(job, world, rendezvous)
-    clock = estimate(world, timeout_s=job.stall_s)
-    emit("joined")
-    run = prepare(job, world, emit)
-    run.parts.write("start", _start_facts(run) | {"clock_offset_ns": clock.offset_ns, "clock_uncertainty_ns": clock.uncertainty_ns})
-    emit("loaded", step=run.step, steps=run.steps, refused=run.refused)
-    _train(run, emit)
-    _finish(run)
-    emit("finished")
+    with recording_of(Path(job.folder), world.rank, world.world_size, attempt=world.attempt):  # before groups are made
+        join(job, world, rendezvous)
+        clock = estimate(world, timeout_s=job.stall_s)
+        emit("joined")
+        run = prepare(job, world, emit)
+        run.parts.write("start", _start_facts(run) | {"clock_offset_ns": clock.offset_ns, "clock_uncertainty_ns": clock.uncertainty_ns})
+        emit("loaded", step=run.step, steps=run.steps, refused=run.refused)
+        _train(run, emit)
+        _finish(run)
+        emit("finished")
 
 
 def _start_facts(run: Training) -> dict[str, Any]:
@@ -103,6 +106,7 @@ def train_step(run: Training) -> tuple[Totals, int] | None:
     clock.lap("data")
 
     for number, (micro, asked) in enumerate(zip(micro_batches, rows, strict=True)):
+        clock.micro(number)
         if number:
             faults.at("accumulation", step)
         _seed(run, stream_seed(run.order.seed, step, micro.lane, micro.part))
@@ -172,6 +176,7 @@ def _is_finite(gradient: Tensor | None) -> bool:
 
 def _evaluate(run: Training, totals: Totals) -> None:
     """Measure a point of the quality curve; ranks that do not score wait, so that no step's clock is charged for it. Collective."""
+    run.clock.enter("evaluate")
     with kept_streams():
         quality = _quality(run)
     if run.world.rank == 0:
@@ -200,6 +205,7 @@ def _quality(run: Training) -> float:
 def _checkpoint(run: Training) -> None:
     """Save the state after this update; first this rank's rows are on disk, since the seal says that nothing before it is lost."""
     run.clock.resume()
+    run.clock.enter("checkpoint")
     run.parts.add_timeline(run.clock.take())
     refused = ""
     try:

@@ -20,6 +20,7 @@ from trainer.hooks import PATH, Hooks, Rows, Step, brought, hooks_of, naming
 from trainer.own_data import OwnData, Taken
 from trainer.parallel import local
 from trainer.recipe import Batch, Recipe
+from trainer.recording import current
 from trainer.reduce import Totals
 from trainer.world import World
 from validation.errors import ConfigError, RankError, RecipeError
@@ -150,6 +151,8 @@ def own_step(run: "Training") -> tuple[Totals, int] | None:
     faults.at("data", step)
     taken = own.data.take(step, run.position, run.reduction)
     if taken is None:
+        if (recording := current()) is not None:
+            recording.note(f"data exhausted after {step} updates")
         return None
     clock.count(len(taken.ledger.ids))
     run.parts.add_ledger(taken.ledger)
@@ -238,6 +241,7 @@ class Losses:
         """(sum, weight) of a micro-batch."""
         run, step, number = self._run, self._run.step, len(self._seen)
         run.clock.lap("backward" if number else "data")
+        run.clock.micro(number)
         run.faults.at("accumulation" if number else "forward", step)
 
         def compute() -> tuple[Tensor, Tensor]:
@@ -250,6 +254,7 @@ class Losses:
         if number + 1 >= len(self._taken.batches):
             run.faults.at("backward", step)
             run.clock.arrive()
+            run.clock.enter("backward")
             if loss_sum.requires_grad:
                 loss_sum.register_hook(self._arrive_later)  # type: ignore[no-untyped-call]
         return loss_sum, weight

@@ -66,6 +66,7 @@ class Recording:
         if (earlier := current()) is not None:
             earlier.close()
         path = Path(folder) if str(folder).endswith(".ring") else ring_path(Path(folder), attempt, rank)
+        _forget_attempts(path, attempt, rank)
         try:
             ring = RingWriter(path.absolute(), rank=rank, world_size=world_size, entries=entries)
         except OSError as error:
@@ -128,13 +129,22 @@ class Recording:
         finally:
             del self._aside[thread]
 
-    def close(self) -> None:
-        """Stop recording; the ring stays, in phase "done"."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            self.failed(error)
+        self.close(done=error is None)
+
+    def close(self, *, done: bool = True) -> None:
+        """Stop recording; the ring stays. Args: done, the program came to its end: that is then its phase."""
         global _CURRENT
         if self._end.is_set():
             return
         self._end_step(time.time_ns())
-        self.phase("done")
+        if done:
+            self.phase("done")
         self._end.set()
         self._calls.remove()
         self._notes.unwatch()
@@ -213,6 +223,24 @@ _CURRENT: Recording | None = None
 def current() -> Recording | None:
     """This process's recording, if there is one."""
     return _CURRENT
+
+
+@contextmanager
+def recording_of(folder: Path, rank: int, world_size: int, *, attempt: int) -> Iterator[None]:
+    """Record what is done inside, unless SWITCH says otherwise; what it raises is noted."""
+    if os.environ.get(SWITCH, "") == "off":
+        yield
+        return
+    with Recording.start(folder, rank, world_size, attempt=attempt):
+        yield
+
+
+def _forget_attempts(path: Path, attempt: int, rank: int) -> None:
+    """Remove this rank's rings of attempts before the last one: a job that is restarted often leaves no more than two."""
+    for old in path.parent.glob(f"attempt-*-rank-{rank}.*"):
+        number = old.name.split("-")[1]
+        if number.isdigit() and int(number) < attempt - 1:
+            old.unlink(missing_ok=True)
 
 
 def _forget() -> None:

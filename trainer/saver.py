@@ -12,6 +12,7 @@ import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -24,6 +25,7 @@ from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.checkpoint.storage import WriteResult
 
 from trainer.checkpoint import METADATA, PLAIN, retired, sealed_folders
+from trainer.recording import current
 from trainer.sealing import (
     claim_newest,
     clear_leftovers,
@@ -143,8 +145,10 @@ class Saver:
 
     def _work(self) -> None:
         while (save := self._saves.get()) is not None:
+            recording = current()
             try:
-                self._run_behind(save)
+                with nullcontext() if recording is None else recording.aside(save.step, "checkpoint"):
+                    self._run_behind(save)
             finally:
                 self._idle.set()
 

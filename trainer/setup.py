@@ -35,6 +35,7 @@ from trainer.own_data import OwnData
 from trainer.parallel import ShardedReduction, check_optimizer, check_sharding, local, shard
 from trainer.parts import PartWriter, part_folder
 from trainer.recipe import Batch, Recipe, SplitData, load_recipe
+from trainer.recording import current
 from trainer.reduce import ExactReduction, Reduction
 from trainer.running import Training, build_model
 from trainer.sample_ids import check_ids
@@ -124,7 +125,7 @@ def prepare(job: TrainJob, world: World, emit: Emit) -> Training:
     model, module, probed = _built(job, world, recipe, order, probe, device)
     optimizer, schedule = _stepping(job, world, recipe, model, order.steps)
     hooks = hooks_of(recipe)
-    clock, faults = StepClock(device), FaultPlan(job.faults, world, emit)
+    clock, faults = StepClock(device, recording=current()), FaultPlan(job.faults, world, emit)
     moving = MovingBuffers(model, probed.moving, local(next(p for p in model.parameters() if p.requires_grad)))
     reduction = OwnReduction(module) if own else _reduction(job, world, model, plan.lanes, clock, faults, probed, moving)
     run = Training(

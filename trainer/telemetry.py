@@ -16,11 +16,13 @@ import numpy.typing as npt
 import torch
 
 from trainer.parts import TIMELINE_PART
+from trainer.recording import Recording
 
 PHASES = ("data", "forward", "backward", "collective", "optimizer", "checkpoint")
 ROWS = 256  # rows kept before they have to be flushed
 ANCHOR_ROUNDS = 3  # readings of host and device clock side by side; the tightest counts
 _PLACES = {phase: place for place, phase in enumerate(PHASES)}
+_NEXT = {"data": "forward", "forward": "backward", "backward": "collective", "collective": "optimizer"}  # what follows a lap, else nothing
 
 
 class TimedEvent(Protocol):
@@ -170,8 +172,9 @@ class StepClock:
     `start_ns` is when the host began to issue the step, `arrival_ns` when the rank's own work was done (on a GPU: on the device).
     """
 
-    def __init__(self, device: torch.device, marks: Marks | None = None) -> None:
+    def __init__(self, device: torch.device, marks: Marks | None = None, *, recording: Recording | None = None) -> None:
         self._marks: Marks = marks or (DeviceMarks() if device.type == "cuda" else HostMarks())
+        self._recording = recording  # is told where the rank stands, too
         self._rows = np.zeros(ROWS, dtype=TIMELINE_PART)
         self._used = 0
         self._waiting: deque[_Row] = deque()  # kept, but their last mark had not passed; oldest first
@@ -186,6 +189,8 @@ class StepClock:
         """Begin a step of `samples` samples on this rank."""
         mark = self._marks.mark()
         self._open = _Row(step, samples, mark.host_ns, mark)
+        if self._recording is not None:
+            self._recording.step(step)
 
     def count(self, samples: int) -> None:
         """Say how many samples the open step has on this rank, where it was not known when it began."""
@@ -194,11 +199,25 @@ class StepClock:
     def lap(self, phase: str) -> None:
         """Give the time since the last lap to a phase, one of PHASES."""
         self._open.lap(_PLACES[phase], self._marks.mark())
+        if self._recording is not None:
+            self._recording.phase(_NEXT.get(phase, ""))
+
+    def enter(self, phase: str) -> None:
+        """Say what is done from now on, where the last lap does not tell; no time is given to anything."""
+        if self._recording is not None:
+            self._recording.phase(phase)
+
+    def micro(self, number: int) -> None:
+        """Say that a micro-batch (0-based) of the step begins."""
+        if self._recording is not None:
+            self._recording.micro(number)
 
     def arrive(self) -> None:
         """Own work of the step is done and the peers are needed: what follows is waiting or transfer. The last call counts."""
         self.lap("backward")
         self._open.arrival = self._open.last
+        if self._recording is not None:
+            self._recording.arrive()
 
     def resume(self) -> None:
         """Go on with the step after something that is not part of it (an evaluation)."""
