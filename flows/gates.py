@@ -109,7 +109,7 @@ def fresh_bench(release: Release, gate: str) -> Bench:
     attempt = 1 + len(list(base.iterdir()))
     folder = base / f"attempt-{attempt}"
     folder.mkdir()
-    return Bench(plan=release.plan, gate=gate, say=release.say, folder=folder)
+    return Bench(plan=release.plan, gate=gate, say=release.say, folder=folder, store=release.store)
 
 
 def attempts(journal: Journal, gate: str) -> list[Mapping[str, Any]]:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from flows.incident_desk import READ, Desk, show_incidents
 from flows.plan import ReleasePlan
+from infra.store import ObjectStore
 from trainer import ranks, runlog
 from trainer.config import Fault, TrainJob
 from trainer.world import Progress
@@ -34,6 +36,7 @@ class Bench:
     folder: Path  # fresh for each attempt of the gate
     worker_seconds: float = 0.0
     watch: Callable[[float, str], None] = field(default=lambda _percent, _where: None)  # told how far a run is, up to 10 times a second
+    store: ObjectStore | None = None  # takes what nobody planned; None: it stays in the run's folder
     _count: int = field(default=0, init=False)
 
     def job(self, label: str, **options: object) -> TrainJob:
@@ -47,7 +50,11 @@ class Bench:
         """Run one job to its end; what it did is told to people."""
         job = self.job(label, **options)
         told = _Told(label, self.say, self.watch)
-        record = ranks.run_group(job, on_progress=told)
+        desk = Desk(self.say, owner=self.plan.release_id, of=f"{self.gate}-{label}", store=self.store)
+        try:
+            record = ranks.run_group(job, on_progress=told, on_incident=desk, read=READ)
+        finally:
+            show_incidents(desk.kept)
         self.worker_seconds += record.worker_seconds
         again = f", {record.attempts - 1} restarts" if record.attempts > 1 else ""
         self.say(f"{label}: {record.steps} steps on {record.world_size} ranks, {record.throughput_sps:,.0f} samples/s{again}")

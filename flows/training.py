@@ -9,10 +9,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from flows.incident_desk import READ, Desk
 from flows.second_tier import SecondTier
-from flows.training_view import Shown, make_bar, say, say_mirror
+from flows.training_view import Shown, bar_say, make_bar, say, say_mirror
 from infra.mirror_layout import checked_run
 from infra.settings import Settings
+from infra.store import open_store
 from trainer import ranks
 from trainer.config import GENTLE_KINDS, SAVE_PHASES, Fault, Parallel, Precision, Reduction, TrainJob, parse_fault
 from trainer.lanes import check_world_size
@@ -83,7 +85,8 @@ def train(settings: Settings, request: TrainRequest) -> dict[str, Any]:
     )  # fmt: skip
     try:
         with tier or nullcontext(), make_bar() as bar:
-            record = ranks.run_group(job, on_progress=Shown(bar))
+            desk = Desk(bar_say(bar), owner=run, store=lambda: open_store(settings), with_planned=True)
+            record = ranks.run_group(job, on_progress=Shown(bar), on_incident=desk, read=READ)
     except InputError:
         if is_new and not list(folder.glob("checkpoints/step-*")):
             shutil.rmtree(folder)

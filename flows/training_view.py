@@ -1,7 +1,7 @@
 """What people see of `seatrial train`: a bar while it runs, a few lines when it is over. All on stderr."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -33,6 +33,11 @@ class Shown:
             self.task = self.bar.add_task("training", total=step.steps, rate="")
         rate = f"{step.throughput_sps:,.0f} samples/s  loss {step.loss:.4f}" + (f"  attempt {step.attempt + 1}" if step.attempt else "")
         self.bar.update(self.task, completed=step.step, rate=rate)
+
+
+def bar_say(bar: Progress) -> Callable[[str], None]:
+    """Says a line above the bar while it moves."""
+    return lambda line: bar.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def say(document: Mapping[str, Any], projection: Sequence[str]) -> None:

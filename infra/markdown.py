@@ -57,16 +57,16 @@ def registry_description(report: ReleaseReport, run_id: str, experiment_id: str)
     The run must hold `report.html` and every file of `plot_files(report)`.
     """
     run, experiment = quote(run_id, safe=""), quote(experiment_id, safe="")
-    plots = (f"![{_text(plot.title)}](get-artifact?path={path}&run_uuid={run})" for path, plot in _key_plots(report))
+    plots = (f"![{safe(plot.title)}](get-artifact?path={path}&run_uuid={run})" for path, plot in _key_plots(report))
     return _fitted(
-        _text(headline(report)),
-        _text(serving_sentence(report)),
-        f"**Why:** {_text(because)}" if (because := other_reason(report)) else "",
-        f"**Do next:** {_text(next_step(report))}",
+        safe(headline(report)),
+        safe(serving_sentence(report)),
+        f"**Why:** {safe(because)}" if (because := other_reason(report)) else "",
+        f"**Do next:** {safe(next_step(report))}",
         f"[report](#/experiments/{experiment}/runs/{run}/artifacts/report.html): every check, plot, cost and digest of release "
-        f"{_text(report.release_id)}.",
+        f"{safe(report.release_id)}.",
         _verdicts(report),
-        f"Question: {_text(stopped(report.card.question))} Owner: {_text(report.card.owner)}.",
+        f"Question: {safe(stopped(report.card.question))} Owner: {safe(report.card.owner)}.",
         *plots,
     )
 
@@ -82,16 +82,16 @@ def gate_artifact_markdown(line: GateLine) -> str:
     Checks are listed, not tabled: the engine's page cuts off what is wider than its column. `table_rows` has them all.
     """
     verdict = line.verdict
-    return _paragraphs(
-        f"## {_text(verdict.gate)}: {gate_words(line)}",
-        _text(said(verdict.reason)),
-        f"**Do next:** {_text(stopped(verdict.action))}" if verdict.action else "",
-        f"**Positive control:** {_text(control_sentence(verdict.control))}",
-        f"**Reused, not run again:** {_text(stopped(line.reuse_reason))}" if line.reused else "",
+    return paragraphs(
+        f"## {safe(verdict.gate)}: {gate_words(line)}",
+        safe(said(verdict.reason)),
+        f"**Do next:** {safe(stopped(verdict.action))}" if verdict.action else "",
+        f"**Positive control:** {safe(control_sentence(verdict.control))}",
+        f"**Reused, not run again:** {safe(stopped(line.reuse_reason))}" if line.reused else "",
         _checks(verdict),
-        *(f"![{_text(plot.title)}]({data_uri(plot_png(plot))})" for plot in verdict.plots),
+        *(f"![{safe(plot.title)}]({data_uri(plot_png(plot))})" for plot in verdict.plots),
         "**What this gate cannot see:**" if verdict.notes else "",
-        "\n".join(f"- {_text(note)}" for note in verdict.notes),
+        "\n".join(f"- {safe(note)}" for note in verdict.notes),
         f"{duration(line.seconds)} of wall clock, {number(line.worker_seconds, 3)} worker-seconds, evidence sha256 "
         f"`{_code(line.evidence_sha256)}`",
     )
@@ -101,16 +101,16 @@ def release_summary_markdown(report: ReleaseReport) -> str:
     """A whole release for a workflow artifact: decision, next step, verdicts, cost, and the first plot of each gate that did not pass."""
     plots = [line.verdict.plots[0] for line in by_urgency(report) if not is_passed(line) and line.verdict.plots]
     cost = [[line.name, number(line.amount), line.unit, line.note] for line in report.cost]
-    return _paragraphs(
-        f"## {_text(headline(report))}",
-        _text(serving_sentence(report)),
-        f"**Why:** {_text(because)}" if (because := other_reason(report)) else "",
-        f"**Do next:** {_text(next_step(report))}",
+    return paragraphs(
+        f"## {safe(headline(report))}",
+        safe(serving_sentence(report)),
+        f"**Why:** {safe(because)}" if (because := other_reason(report)) else "",
+        f"**Do next:** {safe(next_step(report))}",
         _verdicts(report),
-        *(f"![{_text(plot.title)}]({data_uri(plot_png(plot))})" for plot in plots),
+        *(f"![{safe(plot.title)}]({data_uri(plot_png(plot))})" for plot in plots),
         _table(("cost", "amount", "unit", "how measured"), cost) if cost else "",
-        f"Release `{_code(report.release_id)}` of {_text(report.recipe)}, "
-        f"{_text(moment(report.started_at))} to {_text(moment(report.finished_at))}.",
+        f"Release `{_code(report.release_id)}` of {safe(report.recipe)}, "
+        f"{safe(moment(report.started_at))} to {safe(moment(report.finished_at))}.",
     )
 
 
@@ -139,7 +139,7 @@ def _row(item: Check) -> dict[str, str]:
 def _verdicts(report: ReleaseReport) -> str:
     """One line a gate, those that did not pass first: a list, since it wraps where a table would be cut off."""
     lines = [_verdict(line, next_step(report)) for line in by_urgency(report)]
-    return "\n".join([*lines, *(f"- **{_text(gate)}** was not run: the release ended before it." for gate in report.not_run)])
+    return "\n".join([*lines, *(f"- **{safe(gate)}** was not run: the release ended before it." for gate in report.not_run)])
 
 
 def _verdict(line: GateLine, already_told: str) -> str:
@@ -148,8 +148,8 @@ def _verdict(line: GateLine, already_told: str) -> str:
     action = stopped(verdict.action)
     todo = f" Do: {action}" if action not in ("", already_told) and not is_passed(line) else ""
     more = [*map(in_brief, refusing[1:NAMED]), *([f"and {len(refusing) - NAMED} more"] if len(refusing) > NAMED else [])]
-    first = f"- **{_text(verdict.gate)} {gate_words(line)}**: {_text(said(told) + todo)}"
-    return "\n".join([first, *(f"    - {_text(item)}" for item in more)])
+    first = f"- **{safe(verdict.gate)} {gate_words(line)}**: {safe(said(told) + todo)}"
+    return "\n".join([first, *(f"    - {safe(item)}" for item in more)])
 
 
 def _checks(verdict: GateVerdict) -> str:
@@ -157,13 +157,13 @@ def _checks(verdict: GateVerdict) -> str:
     refusing = [item for item in ordered(verdict.checks) if not item.passed]
     passed, total = len(verdict.checks) - len(refusing), len(verdict.checks)
     counted = f"{passed} of {total} checks passed; the artifact `{artifact_key(verdict)}-checks` has them all."
-    return _paragraphs("\n".join(map(_refusing, refusing[:LISTED_CHECKS])), counted).rstrip() if total else ""
+    return paragraphs("\n".join(map(_refusing, refusing[:LISTED_CHECKS])), counted).rstrip() if total else ""
 
 
 def _refusing(item: Check) -> str:
     answer = f" Measured: {stopped(cut(measured(item), LISTED_CHARS))}" if len(measured(item)) > SHORT_ANSWER else ""
     source = f" Threshold: {stopped(item.source)}" if item.source else ""
-    return f"- **{CHECK_WORDS[item.passed]}**: {_text(stopped(in_brief(item)) + answer + source)}"
+    return f"- **{CHECK_WORDS[item.passed]}**: {safe(stopped(in_brief(item)) + answer + source)}"
 
 
 def gate_gist(line: GateLine) -> str:
@@ -196,11 +196,11 @@ def _key_plots(report: ReleaseReport) -> list[tuple[str, Plot]]:
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *([_text(value) for value in row] for row in rows)]
+    lines = [head, ["---"] * len(head), *([safe(value) for value in row] for row in rows)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _text(text: str) -> str:
+def safe(text: str) -> str:
     """Text on one line that opens no tag, link, emphasis or table cell; sentences and their `commands` stay as they were written."""
     parts = " ".join(text.split()).split("`")
     if len(parts) % 2 == 0:  # a backtick without a partner would open code that never ends
@@ -222,10 +222,11 @@ def _code(text: str) -> str:
 def _fitted(*parts: str) -> str:
     """Paragraphs in order of importance, the last ones left out where the registry's limit would cut them."""
     kept = [part for part in parts if part]
-    while len(kept) > 1 and len(_paragraphs(*kept)) > DESCRIPTION_CHARS:
+    while len(kept) > 1 and len(paragraphs(*kept)) > DESCRIPTION_CHARS:
         kept.pop()
-    return _paragraphs(*kept)[:DESCRIPTION_CHARS]
+    return paragraphs(*kept)[:DESCRIPTION_CHARS]
 
 
-def _paragraphs(*parts: str) -> str:
+def paragraphs(*parts: str) -> str:
+    """Markdown of what is not empty."""
     return "\n\n".join(part for part in parts if part) + "\n"

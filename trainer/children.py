@@ -51,6 +51,13 @@ def kill_children(spare: Collection[int] = ()) -> dict[int, int]:
     return statuses
 
 
+def kill_child(pid: int) -> None:
+    """SIGKILL and reap one child, unless it is gone."""
+    with contextlib.suppress(ProcessLookupError, ChildProcessError):
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
 def _children() -> set[int]:
     pid = os.getpid()
     return {int(word) for word in Path(f"/proc/self/task/{pid}/children").read_text().split()}
@@ -153,6 +160,11 @@ class Child:
     def failed(self) -> bool:
         return self.over and self.result is None
 
+    @property
+    def exit_code(self) -> int | None:
+        """Of a reaped process; negative = signal."""
+        return None if self.status is None else os.waitstatus_to_exitcode(self.status)
+
     def describe_end(self) -> str:
         """How it ended: stopped, what it raised, or once it is reaped, which signal killed it or its exit code."""
         if self.stopped:
@@ -160,7 +172,7 @@ class Child:
         if self.failure is not None:
             kind = f"{self.failure.kind}: " if self.failure.kind else ""
             return f"raised {kind}{self.failure.text}"
-        code = os.waitstatus_to_exitcode(self.status) if self.status is not None else 0
+        code = self.exit_code or 0
         if code < 0:
             return f"was killed by signal {-code} ({signal.Signals(-code).name})"
         return f"ended with exit code {code} without a word"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from trainer.stalls import FLOOR_S
 from validation.errors import ConfigError
 
 Reduction = Literal["exact", "fast"]
@@ -97,6 +98,8 @@ class TrainJob:
     resume_world_sizes: tuple[int, ...] = ()  # world size of attempts 1, 2, ...; missing ones repeat the last
     deadline_s: float = 600.0  # for the whole group, all attempts
     stall_s: float = 120.0  # gloo time-out of a collective
+    stall_floor_s: float = FLOOR_S  # no stall is looked into before, however fast the steps are; infinite = never: stall_s ends hangs
+    blame_planned: bool = False  # planned faults count like real ones where a rank is left out: for drills of that
 
     def world_size_of(self, attempt: int) -> int:
         """World size of an attempt (0-based)."""

@@ -1,25 +1,27 @@
 """A rank group: attempts, restarts and records of one training job, inside its leader."""
 
+import signal
 import socket
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from trainer import history
+from trainer.blame import Places, hang_text
 from trainer.children import Child, Say, fork_child, kill_children, pid_of, tail
 from trainer.deaths import Death, End, culprit, deadly, echo, fault_text, fruitless, is_input_error, planned_fault, recoveries
+from trainer.inquiry import Inquiry, faults_of, last_fault
+from trainer.meter import Meter
 from trainer.watch import StopWatch, is_writable, run_alone, wait_for
 from trainer.whereabouts import last_event, whereabouts
 from trainer.wires import Failure, GroupRequest, Pulse, Result, frame, load_target
-from trainer.world import Event, Progress, World
+from trainer.world import Event, World
 from validation.errors import RankError
+from validation.finding import Finding
 
 ECHO_GRACE_S = 0.05  # a rank that failed through a peer may be heard before the peer is
 COLLECT_S = 60.0  # at least this long for the tables, however late the ranks came in
-PROGRESS_NS = 100_000_000  # between two words of progress to the flow process
-THROUGHPUT_NS = 2_000_000_000  # window of the throughput in progress
 CRASH_LOOP = 3  # attempts in a row without a new update: one may be bad luck, two a slow peer of the first; three are the same place
 UNSAVED_KEPT = 100  # checkpoints that could not be written, by name; a disk that stays full may refuse any number
 
@@ -46,9 +48,20 @@ class Group:
             self._take_in(event)
         self.meter = Meter()
         self.stops = StopWatch()
+        self.places = Places(self.job.world_size, past.blames)
+        self.inquiry = Inquiry(request, link, self._note, self.places)
 
     def run(self) -> Result | Failure:
-        """Train, restart as often as the job allows, and collect. Raises RankError when the deadline passed."""
+        """Train, restart as often as the job allows, and collect; tell of every incident. Raises RankError when the deadline passed."""
+        try:
+            answer = self._run()
+        except RankError:
+            self.inquiry.finish()
+            raise
+        self.inquiry.finish()
+        return answer
+
+    def _run(self) -> Result | Failure:
         (self.folder / "logs").mkdir(parents=True, exist_ok=True)
         for left in self.folder.glob("rendezvous-*"):  # by a leader that was killed
             left.unlink()
@@ -63,23 +76,29 @@ class Group:
 
     def _attempt(self, attempt: int) -> Failure | None:
         """Run one attempt to its end; None when every rank returned."""
-        world_size = self.job.world_size_of(attempt - self.first)
+        seats = self.places.seats(self.job.world_size_of(attempt - self.first), self.job.parallel)
+        world_size = len(seats)
         rendezvous = self.folder / f"rendezvous-{attempt}"
         ranks: list[Child] = []
         self.world_sizes.append(world_size)
         self._note("attempt", attempt=attempt, world_size=world_size, call=self.request.asked_ns, t_ns=time.monotonic_ns())
         self.meter, self.stops = Meter(), StopWatch()
+        self.inquiry.begin(attempt, seats)
         try:
-            for rank in range(world_size):
-                world = World(rank=rank, world_size=world_size, attempt=attempt, first_attempt=self.first, one_machine=True)
+            for rank, place in enumerate(seats):
+                world = World(
+                    rank=rank, world_size=world_size, attempt=attempt, first_attempt=self.first, one_machine=True, place=place
+                )  # fmt: skip
                 ranks.append(self._fork(world, rendezvous, ranks))
             while not all(child.result for child in ranks):
                 self._hear(ranks, attempt)
                 if any(child.failed for child in ranks):
                     return self._bury(ranks, attempt)
+                if self.inquiry.verdict:
+                    return self._end(ranks, attempt, self.inquiry.verdict)
             return None
         finally:
-            kill_children()
+            kill_children(self.inquiry.spared())
             for child in ranks:
                 self.events += child.events
                 child.close()
@@ -92,7 +111,7 @@ class Group:
             load_target(entry)(job, world, str(rendezvous), history.Recorder(self.folder, world, say, pulse, steps=job.steps))
 
         log = self.folder / "logs" / f"attempt-{world.attempt}-rank-{world.rank}.log"
-        inherited = [self.link.fileno(), *(fd for child in elder for fd in (child.pidfd, child.inbox.fd))]
+        inherited = [self.link.fileno(), *(fd for child in [*elder, *self.inquiry.children] for fd in (child.pidfd, child.inbox.fd))]
         child = fork_child(world.rank, work, log=log, inherited=inherited)
         self._note("rank", attempt=world.attempt, rank=world.rank, **asdict(pid_of(child.pid)))
         return child
@@ -105,14 +124,18 @@ class Group:
 
         Raises: RankError when the deadline passed.
         """
-        if not wait_for(ranks, self.link, min(self.until_ns, self.stops.next_ns)) and time.monotonic_ns() >= self.until_ns:
+        waited_for = [*ranks, *self.inquiry.children]
+        if not wait_for(waited_for, self.link, min(self.until_ns, self.stops.next_ns)) and time.monotonic_ns() >= self.until_ns:
+            known = self.inquiry.known()
+            self._look_into(ranks, attempt, lost=None, planned=last_fault(ranks), is_last=True)
             raise RankError(
                 f"the group of {len(ranks)} ranks passed its deadline of {self.job.deadline_s:g} s {_progress_so_far(ranks, attempt)}: "
                 f"{whereabouts(ranks)}. Every rank was killed. Look first at a rank that is not waiting for the others, in "
-                f"{self.folder / 'logs'}; if the run is merely long, raise deadline_s."
+                f"{self.folder / 'logs'}; if the run is merely long, raise deadline_s.{known}"
             )
         self._listen(ranks)
         self.stops.look(ranks)
+        self.inquiry.look(ranks)
 
     def _listen(self, ranks: Sequence[Child]) -> None:
         for child in ranks:
@@ -144,28 +167,61 @@ class Group:
         if all(echo(end) for end in _ends(ranks)):
             stuck = self._await_cause(ranks)
         end = culprit(_ends(ranks))
-        statuses = kill_children()
+        stuck += self.inquiry.known() if echo(end) else ""
+        reaped_ns = self._reap(ranks)
+        planned = planned_fault(end, deadly(faults_of(ranks)))
+        what = ranks[end.rank].describe_end()
+        so_far = _progress_so_far(ranks, attempt)
+        first_line = what.splitlines()[0]
+        self._note_death(Death(
+            fault=fault_text(planned) if planned else f"unplanned: rank {end.rank} {first_line}",
+            attempt=attempt, world_size=len(ranks), died_ns=planned.t_ns if planned else noticed_ns, noticed_ns=noticed_ns,
+            reaped_ns=reaped_ns, reached=_reached(ranks),
+            what=f"rank {end.rank} of {len(ranks)} {first_line} {so_far} ({last_event(ranks[end.rank])})",
+        ))  # fmt: skip
+        if not is_input_error(end.failure):
+            silent = end.failure is None and ranks[end.rank].exit_code != -signal.SIGABRT  # a backend aborts whoever meets a peer's mistake
+            self._look_into(ranks, attempt, lost=end.rank if silent else None, planned=planned)
+        remark = f" Planned fault: {fault_text(planned)}." if planned else ""
+        return self._failure(ranks, end, f"{what} {so_far}.{stuck}{remark}")
+
+    def _end(self, ranks: Sequence[Child], attempt: int, finding: Finding) -> Failure:
+        """End an attempt that hangs for good."""
+        noticed_ns = time.monotonic_ns()
+        since_ns = self.inquiry.stalled_since_ns
+        reaped_ns = self._reap(ranks)
+        planned = last_fault(ranks)
+        what = hang_text(finding)
+        so_far = _progress_so_far(ranks, attempt)
+        self._note_death(Death(
+            fault=fault_text(planned) if planned else what, attempt=attempt, world_size=len(ranks),
+            died_ns=planned.t_ns if planned else since_ns, noticed_ns=noticed_ns, reaped_ns=reaped_ns, reached=_reached(ranks),
+            what=f"{what} {so_far}",
+        ))  # fmt: skip
+        self._look_into(ranks, attempt, lost=None, planned=planned)
+        remark = f" Planned fault: {fault_text(planned)}." if planned else ""
+        words = f"{what} {so_far}. {finding.explanation}{remark} {self._spent} {finding.action} The evidence is in {self.inquiry.newest}."
+        return Failure(kind="RankError", text=words, trace="\n".join(finding.evidence))
+
+    def _reap(self, ranks: Sequence[Child]) -> int:
+        """Kill and reap every rank and hear its last words. Returns: when nothing of them was left, monotonic."""
+        statuses = kill_children(self.inquiry.spared())
         reaped_ns = time.monotonic_ns()
         for child in ranks:
             child.status = statuses.get(child.pid)
         self._listen(ranks)
-        planned = planned_fault(end, sorted(deadly([event for child in ranks for event in child.events]), key=lambda event: event.t_ns))
-        what = ranks[end.rank].describe_end()
-        so_far = _progress_so_far(ranks, attempt)
-        death = Death(
-            fault=fault_text(planned) if planned else f"unplanned: rank {end.rank} {what.splitlines()[0]}",
-            attempt=attempt,
-            world_size=len(ranks),
-            died_ns=planned.t_ns if planned else noticed_ns,
-            noticed_ns=noticed_ns,
-            reaped_ns=reaped_ns,
-            reached=_reached(ranks),
-            what=f"rank {end.rank} of {len(ranks)} {what.splitlines()[0]} {so_far} ({last_event(ranks[end.rank])})",
-        )
+        return reaped_ns
+
+    def _note_death(self, death: Death) -> None:
         self.deaths.append(death)
         self._note("death", **asdict(death))
-        remark = f" Planned fault: {fault_text(planned)}." if planned else ""
-        return self._failure(ranks, end, f"{what} {so_far}.{stuck}{remark}")
+
+    def _look_into(self, ranks: Sequence[Child], attempt: int, *, lost: int | None, planned: Event | None, is_last: bool = False) -> None:
+        self.inquiry.bury(
+            ranks, lost=lost, planned=fault_text(planned) if planned else "",
+            is_last=is_last or len(self.deaths) > self.job.max_restarts or fruitless(self.deaths) >= CRASH_LOOP,
+            next_size=self.job.world_size_of(attempt + 1 - self.first),
+        )  # fmt: skip
 
     def _await_cause(self, ranks: Sequence[Child]) -> str:
         """Give a cause that is slower than its echoes a moment to be heard; then say where the ranks are that did not fail."""
@@ -223,32 +279,6 @@ class Group:
 
         until_ns = max(self.until_ns, time.monotonic_ns() + int(COLLECT_S * 1e9))
         return run_alone(self.request.collect, work, link=self.link, log=self.folder / "logs" / "collect.log", until_ns=until_ns)
-
-
-class Meter:
-    """Turns rank 0's updates of one attempt into progress, at most ten times a second."""
-
-    def __init__(self) -> None:
-        self._window: deque[tuple[int, int]] = deque()  # (t_ns, samples of that update)
-        self._told_ns = 0
-
-    def measure(self, event: Event, *, steps: int | None) -> Progress | None:
-        """Progress after this update, or None when the last word was a moment ago."""
-        self._window.append((event.t_ns, int(event.fields.get("samples", 0))))
-        while event.t_ns - self._window[0][0] > THROUGHPUT_NS and len(self._window) > 2:
-            self._window.popleft()
-        if event.t_ns - self._told_ns < PROGRESS_NS and event.fields["step"] != steps:
-            return None
-        self._told_ns = event.t_ns
-        seconds = (event.t_ns - self._window[0][0]) / 1e9
-        samples = sum(count for _, count in self._window) - self._window[0][1]
-        return Progress(
-            step=int(event.fields["step"]),
-            steps=steps or 0,
-            throughput_sps=samples / seconds if seconds > 0 else 0.0,
-            loss=float(event.fields.get("loss", float("nan"))),
-            attempt=event.attempt,
-        )
 
 
 def _ends(ranks: Sequence[Child]) -> list[End]:

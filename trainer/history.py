@@ -6,6 +6,8 @@ Append-only, one JSON line each; by `kind`:
     rank     attempt, rank, pid, started                                           a forked rank, so that its end can be verified
     event    attempt, rank, name, t_ns, fields                                     by the rank; of its updates the first, then some
     death    the fields of trainer.deaths.Death                                    the end of an attempt before its time
+    blame    attempt, incident, place (null = nobody)                              who is to blame for it, last word (trainer/blame.py)
+    incident number, attempt, verdict, finding                                     a stall or death that was looked into
 
 Attempts are numbered through the folder's whole life. Deaths, events and faults count within one call of run_group only: between calls
 nobody was waiting, and the machine may have been started anew.
@@ -41,6 +43,7 @@ class Past:
     begun_ns: int | None  # when this call's first attempt started, monotonic; None before it
     events: tuple[Event, ...]  # of this call
     deaths: tuple[Death, ...]  # of this call, lost leaders included, in order
+    blames: Mapping[int, int | None]  # of this call: place by incident
 
 
 def note(folder: Path, kind: str, **fields: Any) -> None:
@@ -131,8 +134,9 @@ def past_of(folder: Path, call: int, losses: Sequence[Loss]) -> Past:
     events = tuple(Event(**_without_kind(line)) for line in lines if line["kind"] == "event" and line["attempt"] >= first)
     lost = [_death_of(loss, own, events) for loss in losses if own]
     deaths = sorted([*deaths_of(lines, call), *lost], key=lambda death: death.noticed_ns)
+    blames = {line["incident"]: line["place"] for line in lines if line["kind"] == "blame" and line["attempt"] >= first}
     return Past(
-        world_sizes=sizes, first_attempt=first, begun_ns=own[0]["t_ns"] if own else None, events=events, deaths=tuple(deaths)
+        world_sizes=sizes, first_attempt=first, begun_ns=own[0]["t_ns"] if own else None, events=events, deaths=tuple(deaths), blames=blames
     )  # fmt: skip
 
 

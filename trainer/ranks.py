@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,7 @@ from trainer.wires import (
     Failure,
     GroupRequest,
     Inbox,
+    Incident,
     Loss,
     Result,
     Started,
@@ -67,6 +68,8 @@ def run_group(
     job: TrainJob,
     *,
     on_progress: Callable[[Progress], None] | None = None,
+    on_incident: Callable[[Incident], None] | None = None,
+    read: str = "",
     _entry: str = "trainer.loop:run_rank",
     _collect: str = "trainer.runlog:collect",
 ) -> RunRecord:
@@ -76,16 +79,18 @@ def run_group(
     The job's planned faults, world sizes and restarts count from this call's first attempt. A leader or warm server that is killed costs
     a restart like a rank: nothing of its group is alive when the next one starts.
 
-    Args: on_progress is called in this thread, at most ten times a second; what it raises ends the group and comes out here.
+    Args: on_progress is called in this thread, at most ten times a second, and on_incident for each stall and death (twice for a stall that
+    is waited for: when it is found, and at its end); what they raise ends the group and comes out here. read, "module:function" that makes
+    evidence of an incident's folder, with stacks and torch's own records; "": only the ranks' rings are read.
     Raises: RankError when the restarts are spent, CRASH_LOOP attempts in a row came no further, or the deadline passed, naming rank,
     step, exit and log. An error of the validation.errors tree that a rank raised comes back as itself; an InputError among them is not
     tried again. ConfigError when another run is alive in the folder.
     """
     _check_alone(job)
-    request = GroupRequest(job=job, entry=_entry, collect=_collect, asked_ns=time.monotonic_ns())
+    request = GroupRequest(job=job, entry=_entry, collect=_collect, asked_ns=time.monotonic_ns(), read=read)
     while True:
         try:
-            record: RunRecord = _ask(request, deadline_s=job.deadline_s, on_progress=on_progress)
+            record: RunRecord = _ask(request, deadline_s=job.deadline_s, told={Progress: on_progress, Incident: on_incident})
         except _LostError as error:
             request = _after_loss(request, error)
         else:
@@ -223,7 +228,10 @@ os.register_at_fork(after_in_child=_forget)
 atexit.register(shut_down)
 
 
-def _ask(request: GroupRequest | CallRequest, *, deadline_s: float, on_progress: Callable[[Progress], None] | None = None) -> Any:
+Told = Mapping[type, Callable[[Any], None] | None]  # kind of message -> who wants to hear it
+
+
+def _ask(request: GroupRequest | CallRequest, *, deadline_s: float, told: Told | None = None) -> Any:
     """Hand a request to a leader of its own and wait for the answer; on return nothing of the request is alive."""
     surroundings = Surroundings(environ=dict(os.environ), cwd=os.getcwd(), path=[str(entry) for entry in sys.path])  # noqa: PTH109
     server = _server()
@@ -234,15 +242,13 @@ def _ask(request: GroupRequest | CallRequest, *, deadline_s: float, on_progress:
         ours.settimeout(START_S)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # _wait says what became of the server
             ours.sendall(frame((surroundings, request)))
-        answer = _wait(ours, server, deadline_s, on_progress, cleanup)
+        answer = _wait(ours, server, deadline_s, told or {}, cleanup)
     if isinstance(answer, Failure):
         raise raised(answer)
     return _TorchFree(io.BytesIO(answer.body)).load()
 
 
-def _wait(
-    link: socket.socket, server: _Server, deadline_s: float, on_progress: Callable[[Progress], None] | None, cleanup: contextlib.ExitStack
-) -> Result | Failure:
+def _wait(link: socket.socket, server: _Server, deadline_s: float, told: Told, cleanup: contextlib.ExitStack) -> Result | Failure:
     inbox = Inbox(link.fileno())
     until = time.monotonic() + START_S
     leader = _Leader()
@@ -260,8 +266,8 @@ def _wait(
                 leader.pid = message.pid
                 with contextlib.suppress(ProcessLookupError):  # killed and reaped within this very moment
                     cleanup.callback(_see_off, link, os.pidfd_open(message.pid))
-            elif on_progress is not None:
-                on_progress(message)
+            elif (hear := told.get(type(message))) is not None:
+                hear(message)
     words = _silence(server, "went away without a word")
     raise RankError(words) if server.dismissed else _LostError(words, time.monotonic_ns())
 

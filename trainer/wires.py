@@ -58,6 +58,7 @@ class GroupRequest:
     entry: str  # "module:function" called as function(job, world, rendezvous, emit) in every rank
     collect: str  # "module:function" that makes the RunRecord
     asked_ns: int  # monotonic; also the name of this run_group call in the folder's history
+    read: str = ""  # "module:function" that makes evidence of an incident's folder; "": the ranks' rings alone are read
     lost: tuple[Loss, ...] = ()  # the leaders that this call had before
 
 
@@ -82,6 +83,22 @@ class Result:
     """A function returned."""
 
     body: bytes  # the pickled value; only the flow process unpacks it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Incident:
+    """A stall or a death, and what the diagnosis says of it. A stall that goes on is told once before its end."""
+
+    folder: str  # with the evidence; incident.json is the record
+    number: int  # in the run's folder
+    attempt: int
+    verdict: str
+    kind: str
+    ranks: tuple[int, ...]  # culprits
+    text: str  # the explanation
+    mitigation: str  # what was done, in words
+    planned: str  # the planned fault behind it; "" = none
+    is_over: bool  # nothing more will be said about it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

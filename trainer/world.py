@@ -17,6 +17,7 @@ class World:
     attempt: int = 0  # 0-based; grows with each restart of the group, and goes on where an earlier run of the folder ended
     first_attempt: int = 0  # of this call of run_group: planned faults and world sizes count their attempts from it
     one_machine: bool = False  # one leader forked all ranks: they share a clock
+    place: int | None = None  # where it sits: its device, where there are several; None: its rank. Ranks left out keep theirs free
 
     @property
     def is_back(self) -> bool:

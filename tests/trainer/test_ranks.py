@@ -14,7 +14,7 @@ import pytest
 from helpers_ranks import job, run
 
 from trainer import ranks
-from trainer.group import Meter
+from trainer.meter import Meter
 from trainer.world import Event, Progress
 from validation.errors import ConfigError, DataError, EvidenceError, RankError
 
