@@ -47,3 +47,26 @@ class Finding:
     evidence: tuple[str, ...] = ()  # lines that show it
     confidence: Confidence = "high"
     what_if: Mapping[str, Any] = field(default_factory=dict)  # figures of a replay, see validation/what_if.py
+
+
+OWNER = "the recipe's owner"  # who answers for a recipe's failures until its card names somebody
+
+
+def document(finding: Finding, *, owner: str = OWNER) -> dict[str, Any]:
+    """The finding as `seatrial diagnose --json` prints it: plain values, None for what is not known; `group` is a list where there are several."""
+    group: str | list[str] | None = list(finding.group) if len(finding.group) > 1 else (finding.group or (None,))[0]
+    return {
+        "verdict": finding.verdict, "kind": finding.kind, "ranks": list(finding.ranks), "group": group,
+        "collective": _place(finding.collective), "first_visible": _place(finding.first_visible), "step": _known(finding.step),
+        "phase": finding.phase, "cause": finding.cause, "slowdown": finding.slowdown, "lateness_s": round(finding.lateness_s, 6),
+        "waiting": list(finding.waiting), "explanation": finding.explanation, "action": finding.action, "owner": owner,
+        "confidence": finding.confidence, "evidence": list(finding.evidence), "what_if": dict(finding.what_if),
+    }  # fmt: skip
+
+
+def _place(place: Operation) -> dict[str, Any]:
+    return {"op": place.op or None, "seq": _known(place.seq), "group": place.group or None, "where": place.where or None}
+
+
+def _known(number: int) -> int | None:
+    return None if number < 0 else number

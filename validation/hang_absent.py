@@ -1,0 +1,193 @@
+"""Members of a group that did not come to an operation that the others wait in: who, why, and whether it may still come."""
+
+from collections.abc import Mapping
+
+from validation.finding import Confidence, Finding, FindingKind, Operation
+from validation.hang_order import came_before, divergence
+from validation.hang_reasons import CAUSES, Reason, has_ended, is_exhausted, marker_of, reason_of
+from validation.hang_scene import Scene
+from validation.hang_signatures import BARRIERS, spell
+from validation.hang_waits import Wait, answer, late_arrivals
+from validation.hang_words import at, found, has_timed_out, listed, named, operation, sentence, verb
+
+# of several missing ranks with several reasons, the first of these is the cause
+_ORDER: tuple[FindingKind, ...] = (
+    "frozen_process", "dataloader_deadlock", "exception_path", "uneven_inputs", "missing_participant", "late_rank",
+)  # fmt: skip
+
+
+def judge_absent(scene: Scene, wait: Wait, missing: tuple[int, ...]) -> Finding:
+    """Say why `missing`, members that are inside nothing else, are not in the operation.
+
+    Args: missing, not empty.
+    """
+    late = late_arrivals(wait)
+    ended = tuple(rank for rank in missing if has_ended(scene, rank) and rank not in late)
+    if len(ended) == len(missing) > len(wait.ranks):
+        return _extra(scene, wait, ended)
+    if len(ended) == len(missing) == len(wait.ranks) == 1 and not is_exhausted(scene, ended[0]):
+        return _one_through_one_waits(scene, wait, ended[0])
+    reasons = {rank: _reason(scene, wait, rank, late) for rank in missing}
+    known = {rank: reason for rank, reason in reasons.items() if reason is not None}
+    if not known:
+        return _unheard(scene, wait, missing)
+    kind = next(kind for kind in _ORDER if any(reason.kind == kind for reason in known.values()))
+    culprits = tuple(rank for rank, reason in sorted(known.items()) if reason.kind == kind)
+    if kind == "late_rank" and len(culprits) > len(wait.ranks) and not late:
+        return _too_early(scene, wait, culprits)
+    return _named(scene, wait, culprits, known[culprits[0]], late)
+
+
+def _reason(scene: Scene, wait: Wait, rank: int, late: Mapping[int, float]) -> Reason | None:
+    """Why this rank is missing, seen together with what came later and how often the others repeat the operation."""
+    reason = reason_of(scene, rank, wait.ranks)
+    if rank in late and (reason is None or reason.kind not in ("frozen_process", "exception_path")):
+        marker = marker_of(scene, rank)
+        cause = reason.cause if reason is not None and reason.cause else CAUSES.get(marker.phase, "") if marker is not None else ""
+        if reason is not None and reason.kind == "dataloader_deadlock":
+            cause = "data"
+        return Reason("late_rank", f"came {late[rank]:.1f} s after the others", "high", cause)
+    if reason is None:
+        return None
+    if reason.kind == "late_rank" and reason.confidence != "high" and not reason.cause and has_timed_out(scene):
+        return Reason("missing_participant", f"{reason.words} and never came, until the others gave up", "medium")
+    if reason.kind == "missing_participant" and has_ended(scene, rank) and _ran_less(scene, wait, rank):
+        return Reason("uneven_inputs", "is through with fewer turns than the others", "medium")
+    return reason
+
+
+def _ran_less(scene: Scene, wait: Wait, rank: int) -> bool:
+    """Whether the others wait in one more turn of what the rank did before."""
+    one, marker = marker_of(scene, wait.ranks[0]), marker_of(scene, rank)
+    if one is not None and marker is not None and min(one.step, marker.step) >= 0 and one.step != marker.step:
+        return True
+    key, track = answer(scene, wait), wait.lane.tracks.get(wait.ranks[0])
+    return key is not None and track is not None and key.op not in BARRIERS and came_before(track, wait.seq)
+
+
+def _named(scene: Scene, wait: Wait, culprits: tuple[int, ...], reason: Reason, late: Mapping[int, float]) -> Finding:
+    """The finding for missing ranks with one reason."""
+    place = _place(scene, wait, culprits[0])
+    who = listed(culprits)
+    first = f"{sentence(who)} {reason.words if len(culprits) == 1 else _plural(reason.words)}; {listed(wait.ranks)} "
+    first += f"{verb(wait.ranks, 'waits', 'wait')} for {verb(culprits, 'it', 'them')} in {_operation_words(scene, wait)}."
+    is_slow = reason.kind == "late_rank"
+    lateness = max((late.get(rank, 0.0) for rank in culprits), default=0.0) or (_waited_s(scene, wait) if is_slow else 0.0)
+    return found(
+        scene, reason.kind, ranks=culprits, explanation=first, cause=reason.cause, collective=place, lateness_s=lateness,
+        lines=(*_lines(scene, wait, culprits), f"{who} {reason.words}"), confidence=_confidence(scene, wait, reason),
+        verdict="straggler" if is_slow else None,
+    )  # fmt: skip
+
+
+def _plural(words: str) -> str:
+    for one, many in (("is ", "are "), ("has ", "have "), ("waits ", "wait "), ("gave ", "gave "), ("lives,", "live,")):
+        if words.startswith(one):
+            return many + words[len(one) :]
+    return words
+
+
+def _confidence(scene: Scene, wait: Wait, reason: Reason) -> Confidence:
+    unknown = [rank for rank in wait.lane.members if rank not in scene.rows and rank not in wait.ranks]
+    if unknown and reason.confidence == "high":
+        return "medium"
+    return reason.confidence
+
+
+def _place(scene: Scene, wait: Wait, rank: int) -> Operation:
+    """The operation that is waited in, with the place where the missing rank stands."""
+    own = operation(scene, wait.lane, wait.seq, rank, answer(scene, wait))
+    return own if own.where else operation(scene, wait.lane, wait.seq, wait.ranks[0], answer(scene, wait))
+
+
+def _operation_words(scene: Scene, wait: Wait) -> str:
+    key = answer(scene, wait)
+    text = spell(key) if key is not None else "an operation"
+    return f"{text} (seq {wait.seq} of {named(wait.lane)}){at(scene.where(wait.ranks[0], wait.lane, wait.seq))}"
+
+
+def _lines(scene: Scene, wait: Wait, culprits: tuple[int, ...]) -> tuple[str, ...]:
+    """What shows it: who waits, the last operation of those that are missing, where they stand."""
+    lines = [f"{listed(wait.ranks)}: inside {_operation_words(scene, wait)}"]
+    for rank in culprits[:4]:
+        track, stands, marker = wait.lane.tracks.get(rank), scene.stands(rank), marker_of(scene, rank)
+        last = (
+            f"its last operation in {named(wait.lane)} is seq {track.reached}"
+            if track is not None and track.reached > 0
+            else "no operation there"
+        )
+        stack = f"; its main thread is at {stands.where}" if stands is not None else ""
+        phase = f'; step {marker.step}, phase "{marker.phase}"' if marker is not None and marker.phase else ""
+        lines.append(f"rank {rank}: {last}{phase}{stack}")
+    return tuple(lines)
+
+
+def _waited_s(scene: Scene, wait: Wait) -> float:
+    """How long the others had waited when they were looked at; 0 = not known."""
+    ages = []
+    for rank in wait.ranks:
+        track, rows = wait.lane.tracks.get(rank), scene.rows.get(rank)
+        created = track.created_ns(wait.seq) if track is not None else 0
+        if rows is not None and rows.dump.taken_ns and created:
+            ages.append((rows.dump.taken_ns - created) / 1e9)
+    return max(0.0, sorted(ages)[len(ages) // 2]) if ages else 0.0
+
+
+def _extra(scene: Scene, wait: Wait, ended: tuple[int, ...]) -> Finding:
+    """Few wait for many that are through: they called one operation more."""
+    culprit, peer = wait.ranks[0], next((rank for rank in ended if rank in wait.lane.tracks), -1)
+    where = divergence(wait.lane, culprit, peer, wait.seq) if peer >= 0 else None
+    seq = where.seq if where is not None else wait.seq
+    key = answer(scene, wait)
+    said = (
+        f"{sentence(listed(wait.ranks))} {verb(wait.ranks, 'waits', 'wait')} in {_operation_words(scene, wait)}, while "
+        f"{listed(ended)} {verb(ended, 'is', 'are')} through: {verb(wait.ranks, 'it', 'they')} called one operation more"
+    )  # fmt: skip
+    return found(
+        scene, "extra_collective", ranks=wait.ranks, collective=operation(scene, wait.lane, seq, culprit, key),
+        explanation=f"{said}, at seq {seq}." if where is not None and where.is_sure else f"{said}, there or before.",
+        first_visible=operation(scene, wait.lane, wait.seq, culprit, key), verdict="hang",
+        lines=(*_lines(scene, wait, ()), f"{listed(ended)}: ended well, with no seq {wait.seq} in {named(wait.lane)}"),
+        confidence="high" if where is not None and where.is_sure else "medium",
+    )  # fmt: skip
+
+
+def _one_through_one_waits(scene: Scene, wait: Wait, ended: int) -> Finding:
+    """Two ranks, one through and one waiting: by counts alone it cannot be told who is wrong."""
+    kind: FindingKind = "uneven_inputs" if _ran_less(scene, wait, ended) else "missing_participant"
+    return found(
+        scene, kind, collective=_place(scene, wait, ended), lines=_lines(scene, wait, (ended,)), confidence="low", verdict="hang",
+        explanation=f"Rank {wait.ranks[0]} waits in {_operation_words(scene, wait)}, while rank {ended} is through; of two ranks it cannot be "
+        "told whether one called an operation too many or the other one too few.",
+    )  # fmt: skip
+
+
+def _too_early(scene: Scene, wait: Wait, missing: tuple[int, ...]) -> Finding:
+    """Most ranks are busy elsewhere and few wait: no sign yet of a wrong order."""
+    return found(
+        scene, "insufficient_evidence", collective=_place(scene, wait, missing[0]), verdict="inconclusive", confidence="low",
+        explanation=f"Only {listed(wait.ranks)} {verb(wait.ranks, 'is', 'are')} in {_operation_words(scene, wait)}; {listed(missing)} "
+        "are busy elsewhere, and may still come.",
+        lines=_lines(scene, wait, missing),
+    )  # fmt: skip
+
+
+def _unheard(scene: Scene, wait: Wait, missing: tuple[int, ...]) -> Finding:
+    """Nothing is known of the members that may be missing."""
+    lone = len(missing) == 1
+    return found(
+        scene, "missing_participant" if lone else "insufficient_evidence", ranks=missing if lone else (), confidence="low",
+        verdict=None if lone else "inconclusive", collective=_place(scene, wait, missing[0]), lines=_lines(scene, wait, missing),
+        explanation=f"All others wait in {_operation_words(scene, wait)}; of {listed(missing)} nothing was recorded, so "
+        + ("it is the likely one that did not come." if lone else "it cannot be told which of them did not come."),
+    )  # fmt: skip
+
+
+def judge_missing_peer(scene: Scene, waiting: int, peer: int, place: Operation, words: str) -> Finding:
+    """A rank waits in a send or receive for a peer that is inside nothing: why the peer did not come."""
+    reason = reason_of(scene, peer, (waiting,)) or Reason("missing_participant", "left no record", "low")
+    return found(
+        scene, reason.kind, ranks=(peer,), cause=reason.cause, collective=place, confidence=reason.confidence,
+        explanation=f"Rank {waiting} waits in {words}, but rank {peer} {reason.words}.", lines=(f"rank {waiting}: inside {words}",),
+        verdict="straggler" if reason.kind == "late_rank" else None,
+    )  # fmt: skip

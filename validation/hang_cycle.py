@@ -1,0 +1,71 @@
+"""Ranks that wait in one group for ranks that wait in another group for them."""
+
+from collections.abc import Sequence
+
+from validation.finding import Confidence, Finding, FindingKind
+from validation.flight import DEFAULT_GROUP
+from validation.hang_scene import Scene
+from validation.hang_signatures import BARRIERS, spell
+from validation.hang_waits import Wait, answer
+from validation.hang_words import at, found, listed, named, operation, sentence, verb
+
+
+def judge_cycle(scene: Scene, circle: Sequence[Wait]) -> Finding:
+    """Name the smaller side of the circle; nobody when the sides are equal.
+
+    Args: circle, operations of which each has a missing member inside another one.
+    """
+    sides = [(wait, held) for wait in circle if (held := _held(wait, circle))]
+    sides.sort(key=lambda side: (len(side[1]), side[0].lane.name, side[0].seq))
+    is_tie = len(sides) < 2 or len(sides[0][1]) == len(sides[-1][1])
+    culprits = () if is_tie else tuple(sorted({rank for _, held in sides[:-1] for rank in held if len(held) < len(sides[-1][1])}))
+    both = tuple(sorted({rank for _, held in sides for rank in held}))
+    if is_tie and len(both) == 2:
+        culprits = both
+    mine, theirs = sides[0][0], sides[-1][0]
+    kind, confidence = _kind(scene, mine, theirs, culprits if not is_tie else ())
+    place = operation(scene, mine.lane, mine.seq, sides[0][1][0], answer(scene, mine))
+    visible = operation(scene, theirs.lane, theirs.seq, sides[-1][1][0], answer(scene, theirs))
+    group = tuple(sorted({wait.lane.name for wait, _ in sides}))
+    if kind == "missing_participant":
+        place, group = visible, (theirs.lane.name,)
+    return found(
+        scene, kind, ranks=culprits, explanation=_explained(scene, sides, culprits, kind), group=group, collective=place,
+        first_visible=visible, confidence="medium" if is_tie and confidence == "high" else confidence, verdict="hang",
+        lines=tuple(f"{listed(wait.ranks)} wait in {_words(scene, wait)} for {listed(wait.absent)}" for wait, _ in sides),
+    )  # fmt: skip
+
+
+def _held(wait: Wait, circle: Sequence[Wait]) -> tuple[int, ...]:
+    """Ranks inside this operation that another one of the circle waits for."""
+    wanted = {rank for other in circle if other is not wait for rank in other.absent}
+    return tuple(rank for rank in wait.ranks if rank in wanted)
+
+
+def _kind(scene: Scene, mine: Wait, theirs: Wait, culprits: tuple[int, ...]) -> tuple[FindingKind, Confidence]:
+    """Swapped, or left out the other group's operation altogether: by step markers, else by whether it is at a barrier of all ranks."""
+    confidence: Confidence = "high" if mine.lane.is_known and theirs.lane.is_known else "medium"
+    if not culprits:
+        return "order_swap_cross_group", confidence
+    one, other = (wait.lane.tracks[wait.ranks[0] if wait is theirs else culprits[0]].value("step", wait.seq) for wait in (mine, theirs))
+    if min(one, other) >= 0 and one != other:
+        return ("missing_participant" if one > other else "order_swap_cross_group"), confidence
+    key = answer(scene, mine)
+    if one < 0 and key is not None and key.op in BARRIERS and mine.lane.name == DEFAULT_GROUP:
+        return "missing_participant", "medium"
+    return "order_swap_cross_group", confidence
+
+
+def _words(scene: Scene, wait: Wait) -> str:
+    key = answer(scene, wait)
+    return f"{spell(key) if key is not None else 'an operation'} (seq {wait.seq} of {named(wait.lane)}){at(scene.where(wait.ranks[0], wait.lane, wait.seq))}"
+
+
+def _explained(scene: Scene, sides: Sequence[tuple[Wait, tuple[int, ...]]], culprits: tuple[int, ...], kind: FindingKind) -> str:
+    parts = [f"{listed(held)} {verb(held, 'waits', 'wait')} in {_words(scene, wait)}" for wait, held in sides]
+    first = f"{sentence(', while '.join(parts))}: each side waits for the other."
+    if not culprits or len(culprits) == len({rank for _, held in sides for rank in held}):
+        return f"{first} With as many on each side it cannot be told whose order is wrong."
+    if kind == "missing_participant":
+        return f"{first} {sentence(listed(culprits))} left out the operation of {named(sides[-1][0].lane)}."
+    return f"{first} {sentence(listed(culprits))} {verb(culprits, 'takes', 'take')} the groups in another order than the others."

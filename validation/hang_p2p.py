@@ -1,0 +1,188 @@
+"""Sends and receives that never meet: circles, and peers that are somewhere else."""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from validation.finding import Confidence, Finding, FindingKind, Operation
+from validation.flight import DEFAULT_GROUP
+from validation.hang_absent import judge_missing_peer
+from validation.hang_majority import Conflict
+from validation.hang_reasons import has_ended, marker_of
+from validation.hang_scene import Scene
+from validation.hang_signatures import spell
+from validation.hang_waits import Wait, answer
+from validation.hang_words import at, found, listed, sentence, verb
+
+
+class Talk(NamedTuple):
+    """A send or receive that a rank is inside."""
+
+    rank: int
+    op: str  # "send" or "recv"
+    peer: int = -1  # -1 = not recorded
+    tag: int = 0
+    elements: int = -1
+    seq: int = -1
+    group: str = DEFAULT_GROUP
+    where: str = ""
+
+    def __str__(self) -> str:
+        direction = "to" if self.op == "send" else "from"
+        peer = f" {direction} rank {self.peer}" if self.peer >= 0 else ""
+        tag = f" with tag {self.tag}" if self.tag else ""
+        return f"{self.op}{peer}{tag}{at(self.where)}"
+
+
+def talks_of(scene: Scene) -> dict[int, Talk]:
+    """What each rank sends or receives, from the records, else from its stack."""
+    talks = {}
+    for rank in scene.ranks:
+        rows, stands = scene.rows.get(rank), scene.stands(rank)
+        if rows is not None and rows.peers:
+            talks[rank] = _recorded(scene, rank, rows.peers[0])
+        elif stands is not None and stands.p2p and not (rows is not None and rows.heads):
+            talks[rank] = Talk(rank, stands.p2p, where=stands.where)
+    return talks
+
+
+def _recorded(scene: Scene, rank: int, row: int) -> Talk:
+    dump = scene.rows[rank].dump
+    signature = dump.signatures[int(dump.signature[row])]
+    elements = spell_elements(signature.sizes or signature.output_sizes)
+    place = dump.places[int(dump.place[row])] if dump.place is not None and 0 <= int(dump.place[row]) < len(dump.places) else ""
+    name = dump.groups[int(dump.group[row])].name
+    return Talk(rank, signature.op, signature.peer, signature.tag, elements, int(dump.seq[row]), name, place or scene.where(rank))
+
+
+def spell_elements(sizes: Iterable[tuple[int, ...]]) -> int:
+    """Elements of all tensors together; -1 = none recorded."""
+    total, any_size = 0, False
+    for size in sizes:
+        count = 1
+        for width in size:
+            count *= width
+        total, any_size = total + count, True
+    return total if any_size else -1
+
+
+def judge_talks(scene: Scene, talks: Mapping[int, Talk], waits: tuple[Wait, ...], conflict: Conflict | None) -> Finding | None:
+    """Judge the sends and receives; None when there are none, or when they only wait for what is judged elsewhere."""
+    if not talks or (conflict is not None and all(talk.peer < 0 for talk in talks.values())):
+        return None
+    if any(talk.peer < 0 for talk in talks.values()):
+        return _by_kinds(scene, talks, waits)
+    for talk in talks.values():
+        other = talks.get(talk.peer)
+        if other is not None and other.peer == talk.rank and other.op != talk.op:
+            return _pair(scene, talk, other)
+    circle = _circle(talks)
+    if circle:
+        return _cycle(scene, [talks[rank] for rank in circle], waits)
+    return _chain(scene, talks, waits)
+
+
+def _circle(talks: Mapping[int, Talk]) -> tuple[int, ...]:
+    """Ranks of which each waits for the next, the last for the first; the circle with the lowest rank; () = none."""
+    for start in sorted(talks):
+        path = [start]
+        while (peer := talks[path[-1]].peer) in talks and peer not in path:
+            path.append(peer)
+        if peer == start:
+            return tuple(path)
+    return ()
+
+
+def _place(talk: Talk) -> Operation:
+    return Operation(op=talk.op, seq=talk.seq, group=talk.group, where=talk.where)
+
+
+def _lines(scene: Scene, talks: Iterable[Talk], waits: tuple[Wait, ...]) -> tuple[str, ...]:
+    lines = [f"rank {talk.rank}: inside {talk}" for talk in talks]
+    for wait in waits:
+        key = answer(scene, wait)
+        lines.append(
+            f'{listed(wait.ranks)}: inside {spell(key) if key is not None else "an operation"} (seq {wait.seq} of group "{wait.lane.name}")'
+        )
+    return tuple(lines[:12])
+
+
+def _cycle(scene: Scene, talks: list[Talk], waits: tuple[Wait, ...], confidence: Confidence = "high") -> Finding:
+    """A circle of sends and receives: all on it, none more than another."""
+    ranks = tuple(sorted(talk.rank for talk in talks))
+    ops = sorted({talk.op for talk in talks})
+    said = "; ".join(f"rank {talk.rank} is in {talk}" for talk in talks[:4])
+    return found(
+        scene, "p2p_cycle", ranks=ranks, collective=_place(talks[0]), verdict="hang",
+        explanation=f"{sentence(listed(ranks))} wait for each other in {' and '.join(ops)}: {said}; each is as wrong as the other.",
+        lines=_lines(scene, talks, waits), confidence=confidence,
+    )  # fmt: skip
+
+
+def _pair(scene: Scene, one: Talk, other: Talk) -> Finding:
+    """A send and a receive that name each other and do not meet: tags or sizes differ, or the network failed."""
+    ranks = tuple(sorted((one.rank, other.rank)))
+    what = "tags" if one.tag != other.tag else "sizes" if one.elements != other.elements else ""
+    kind: FindingKind = "p2p_mismatch" if what else "all_ranks_same_op"
+    said = f"Rank {one.rank} is in {one}, rank {other.rank} in {other}"
+    reason = (
+        f"their {what} differ, and of two it cannot be told who is wrong" if what else "they fit, so not the program's order is at fault"
+    )
+    return found(
+        scene, kind, ranks=ranks if what else (), collective=_place(one), explanation=f"{said}; {reason}.", lines=_lines(scene, (one, other), ()),
+        confidence="medium",
+    )  # fmt: skip
+
+
+def _chain(scene: Scene, talks: Mapping[int, Talk], waits: tuple[Wait, ...]) -> Finding | None:
+    """No circle: every chain of peers ends at a rank that waits in a collective, is through, or is busy."""
+    ends = {rank: talk for rank, talk in sorted(talks.items()) if talk.peer not in talks}
+    inside = {rank for wait in waits for rank in wait.ranks}
+    for talk in ends.values():
+        if talk.peer not in inside and not has_ended(scene, talk.peer):
+            return judge_missing_peer(scene, talk.rank, talk.peer, _place(talk), str(talk))
+    wanted = {talk.peer for talk in talks.values()}
+    # a rank that another one wants to talk to, and that talks to somebody who does not listen, has the wrong peer
+    wrong = [talk for rank, talk in ends.items() if rank in wanted] or list(ends.values())
+    talk = wrong[0]
+    ranks, confidence = _blamed(scene, talk, wrong, wanted, inside)
+    victims = sorted(rank for rank in talks if rank not in ranks)
+    where = "waits in a collective" if talk.peer in inside else "is through"
+    said = f"Rank {talk.rank} is in {talk}, but rank {talk.peer} {where} and has no part in it"
+    tail = f"; {listed(victims)} {verb(victims, 'waits', 'wait')} for that" if victims else ""
+    return found(
+        scene, "p2p_mismatch", ranks=ranks, collective=_place(talk), verdict="hang",
+        explanation=f"{said}{tail}.", lines=_lines(scene, talks.values(), waits), confidence=confidence,
+    )  # fmt: skip
+
+
+def _blamed(scene: Scene, talk: Talk, wrong: list[Talk], wanted: set[int], inside: set[int]) -> tuple[tuple[int, ...], Confidence]:
+    """Whose peer is wrong: the one that talks to a rank which is elsewhere; that rank, when its step shows that it went ahead."""
+    if talk.rank in wanted:
+        return tuple(sorted(one.rank for one in wrong)), "high"
+    mine, theirs = marker_of(scene, talk.rank), marker_of(scene, talk.peer)
+    if mine is not None and theirs is not None and theirs.step > mine.step >= 0:
+        return (talk.peer,), "medium"
+    others = len([rank for rank in inside if rank != talk.rank])
+    return (tuple(sorted(one.rank for one in wrong)), "medium") if others > len(wrong) else (tuple(sorted((talk.rank, talk.peer))), "low")
+
+
+def _by_kinds(scene: Scene, talks: Mapping[int, Talk], waits: tuple[Wait, ...]) -> Finding | None:
+    """From stacks alone, without peers: all in send (or all in recv) is a circle; one receiver among senders listens to the wrong rank."""
+    inside = {rank for wait in waits for rank in wait.ranks}
+    busy = [rank for rank in scene.ranks if rank not in talks and rank not in inside and not has_ended(scene, rank)]
+    some = list(talks.values())
+    if busy:
+        return judge_missing_peer(scene, some[0].rank, busy[0], _place(some[0]), str(some[0])) if len(busy) == 1 else None
+    senders, receivers = ([talk for talk in some if talk.op == op] for op in ("send", "recv"))
+    if len(some) > 1 and not (senders and receivers):
+        return _cycle(scene, some, waits, "medium")
+    wrong = receivers if len(receivers) == 1 else senders if len(senders) == 1 else []
+    ranks = tuple(talk.rank for talk in wrong)
+    first = wrong[0] if wrong else some[0]
+    said = "; ".join(f"rank {talk.rank} is in {talk}" for talk in some[:4])
+    guess = f"; {listed(ranks)} most likely {verb(ranks, 'has', 'have')} the wrong peer" if ranks else ""
+    return found(
+        scene, "p2p_mismatch", ranks=ranks, collective=_place(first), confidence="low",
+        verdict="hang", lines=_lines(scene, some, waits),
+        explanation=f"Sends and receives that do not meet: {said}{guess}. The peers were not recorded.",
+    )  # fmt: skip

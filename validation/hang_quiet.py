@@ -1,0 +1,155 @@
+"""Nobody waits: ranks that disagreed without a hang, waits that ended, time-outs that left nothing, and jobs that are well."""
+
+from dataclasses import replace
+
+from validation.finding import Finding, FindingKind, Operation
+from validation.hang_conflict import is_swap, judge_conflict
+from validation.hang_majority import Conflict, conflicts
+from validation.hang_reasons import CAUSES, exception_of, has_ended, is_exhausted, marker_of
+from validation.hang_scene import Lane, Scene
+from validation.hang_signatures import Agreement
+from validation.hang_texts import is_echo, is_lost_connection, is_well
+from validation.hang_words import found, has_timed_out, is_crash, listed, operation, sentence, side_lines
+
+SLOW_S = 1.0  # a rank that came this late held up the job; what is less, timelines tell
+
+
+def first_conflict(scene: Scene) -> Conflict | None:
+    """The first disagreement of any group, the group of all ranks last: its order follows from the others'."""
+    for lane in sorted(scene.lanes, key=lambda lane: (len(lane.tracks), lane.name)):
+        for conflict in conflicts(scene, lane):
+            return conflict
+    return None
+
+
+def judge_quiet_conflict(scene: Scene, conflict: Conflict) -> Finding:
+    """A run that goes on although ranks disagree: the numbers are wrong."""
+    if conflict.kind in ("op_type_mismatch", "root_mismatch") or not conflict.majority:
+        return _wrong(judge_conflict(scene, conflict))
+    lane, seq, culprit, peer = conflict.lane, conflict.seq, conflict.culprits[0], conflict.majority[0]
+    swapped = is_swap(lane, culprit, peer, seq)
+    who = listed(conflict.culprits)
+    said = f"{sentence(who)} issued two operations in the other order" if swapped else f"{sentence(who)} issued other arguments"
+    place = operation(scene, lane, seq, culprit, conflict.answer(peer))
+    return found(
+        scene, "order_swap_same_group" if swapped else "silent_mismatch", ranks=conflict.culprits, verdict="inconclusive", collective=place,
+        explanation=f'{said} at seq {seq} of group "{lane.name}" than {listed(conflict.majority)}; nothing hangs, but the results are wrong.',
+        lines=side_lines(scene, lane, seq, conflict.sides), confidence="high" if not conflict.unknown else "medium",
+    )  # fmt: skip
+
+
+def _wrong(finding: Finding) -> Finding:
+    return replace(finding, verdict="inconclusive") if finding.verdict == "hang" else finding
+
+
+def ended_wait(scene: Scene) -> Finding | None:
+    """An operation that some were inside for long before another rank came to it: slow, not hung."""
+    worst: tuple[float, int, Lane, int] | None = None
+    for lane in scene.lanes:
+        for seq in _once_pending(scene, lane):
+            created = sorted((track.created_ns(seq), rank) for rank, track in lane.tracks.items() if track.position(seq) >= 0)
+            if len(created) < 2 or created[0][0] == 0:
+                continue
+            middle = created[(len(created) - 1) // 2][0]
+            late_s = (created[-1][0] - middle) / 1e9
+            if late_s > SLOW_S and (worst is None or late_s > worst[0]):
+                worst = (late_s, created[-1][1], lane, seq)
+    if worst is None:
+        return None
+    late_s, rank, lane, seq = worst
+    marker = marker_of(scene, rank)
+    key = _key(scene, lane, seq, rank)
+    return found(
+        scene, "late_rank", ranks=(rank,), verdict="straggler", lateness_s=late_s, collective=operation(scene, lane, seq, rank, key),
+        cause=CAUSES.get(marker.phase, "") if marker is not None else "", confidence="high",
+        explanation=f'Rank {rank} came {late_s:.1f} s after the others to {key.op} (seq {seq} of group "{lane.name}"); then all went on.',
+        lines=(f'group "{lane.name}" seq {seq}: rank {rank} issued it {late_s:.3f} s after the middle one of the others',),
+    )  # fmt: skip
+
+
+def _once_pending(scene: Scene, lane: Lane) -> list[int]:
+    """Numbers that some rank was seen inside, in any snapshot."""
+    seqs = set()
+    for rank in lane.tracks:
+        for dump in scene.of(rank).dumps:
+            names = {number for number, group in enumerate(dump.groups) if group.name == lane.name}
+            seqs |= {int(dump.seq[row]) for row in (~dump.finished).nonzero()[0].tolist() if int(dump.group[row]) in names}
+    return sorted(seqs)
+
+
+def judge_parted(scene: Scene) -> Finding | None:
+    """Some ranks are through, and well, and the others lost their connection to them: who had less to do, or more."""
+    lost = tuple(rank for rank in scene.ranks if is_lost_connection(scene.of(rank).result))
+    ended = tuple(rank for rank in scene.ranks if rank not in lost and has_ended(scene, rank))
+    if not lost or len(ended) + len(lost) < len(scene.ranks) or not ended:
+        return None
+    dry = tuple(rank for rank in ended if is_exhausted(scene, rank)) if not any(is_exhausted(scene, rank) for rank in lost) else ()
+    if not dry and len(lost) == len(ended):
+        return None
+    kind: FindingKind = "uneven_inputs" if dry else "extra_collective" if len(lost) < len(ended) else "missing_participant"
+    culprits = dry or (lost if len(lost) < len(ended) else ended)
+    lane = scene.default
+    seq, peer = max(((lane.tracks[rank].last, rank) for rank in lost if rank in lane.tracks), default=(-1, -1)) if lane else (-1, -1)
+    is_there = lane is not None and peer >= 0 and not any(lane.holds(rank, seq) for rank in ended)
+    place = operation(scene, lane, seq, peer, _key(scene, lane, seq, peer)) if lane is not None and is_there else Operation(group="0")
+    reason = "ran out of data" if dry else "called an operation more" if culprits == lost else "is through earlier"
+    return found(
+        scene, kind, ranks=culprits, verdict="hang", collective=place, confidence="medium" if dry else "low",
+        explanation=f"{sentence(listed(ended))} ended well, and {listed(lost)} lost the connection: {listed(culprits)} {reason}.",
+        lines=_last_lines(scene),
+    )  # fmt: skip
+
+
+def _key(scene: Scene, lane: Lane, seq: int, rank: int) -> Agreement:
+    track = lane.tracks[rank]
+    return scene.keys[int(track.key[track.position(seq)])]
+
+
+def judge_failed(scene: Scene) -> Finding:
+    """Ranks failed, and no record shows in what."""
+    raised = tuple(rank for rank in scene.ranks if exception_of(scene, rank))
+    if raised and not has_timed_out(scene):
+        text = exception_of(scene, raised[0])
+        return found(
+            scene, "exception_path", ranks=raised[:1] if len({exception_of(scene, rank) for rank in raised}) > 1 else raised,
+            verdict="crash", explanation=f"{sentence(listed(raised))} raised {text}.", lines=tuple(
+                f"rank {rank}: {exception_of(scene, rank)}" for rank in raised[:8]), confidence="medium",
+        )  # fmt: skip
+    gave_up = [rank for rank, one in sorted(scene.evidence.ranks.items()) if is_echo(one.result)]
+    last = _last_lines(scene)
+    return found(
+        scene, "insufficient_evidence", verdict="crash" if is_crash(scene) and not has_timed_out(scene) else "inconclusive", confidence="low",
+        explanation=f"{sentence(listed(gave_up)) if gave_up else 'Some rank'} gave up or failed, but the records show nobody inside an "
+        "operation: they were taken after the time-out, which ends every entry, or too early.",
+        lines=last,
+    )  # fmt: skip
+
+
+def _last_lines(scene: Scene) -> tuple[str, ...]:
+    lane = scene.default
+    if lane is None:
+        return ()
+    lasts: dict[int, list[int]] = {}
+    for rank, track in lane.tracks.items():
+        lasts.setdefault(track.last, []).append(rank)
+    return tuple(f'{listed(ranks)}: last recorded operation of group "{lane.name}" is seq {seq}' for seq, ranks in sorted(lasts.items()))[
+        :8
+    ]
+
+
+def judge_well(scene: Scene) -> Finding:
+    """Nobody waits, nobody failed."""
+    all_well = all(is_well(scene.of(rank).result) for rank in scene.ranks)
+    unknown = tuple(rank for rank in scene.ranks if rank not in scene.rows)
+    return found(
+        scene, "healthy", verdict="healthy", lines=_last_lines(scene), confidence="high" if all_well or not unknown else "medium",
+        explanation="No rank waits for another, and their operations agree." + (f" Of {listed(unknown)} nothing was recorded." if unknown else ""),
+    )  # fmt: skip
+
+
+def judge_moving(scene: Scene) -> Finding:
+    """Ranks wait for each other, but all went on between the snapshots."""
+    return found(
+        scene, "healthy", verdict="healthy", lines=_last_lines(scene),
+        explanation="Ranks are inside operations, but every one of them went on between the snapshots: the job makes progress.",
+    )  # fmt: skip
