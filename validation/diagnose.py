@@ -1,4 +1,4 @@
-"""What ranks left of a hang, a crash or a slow job -> who, what, why and what to do. Pure; the order of files and ranks makes no difference.
+"""What ranks left of a hang, a crash or a slow job -> who, what, why and what to do. Pure; the order of files and ranks is no matter.
 
 The questions are asked in this order, and the first that has an answer is the finding; docs/diagnosis.md tells why in this order:
 

@@ -53,7 +53,7 @@ OWNER = "the recipe's owner"  # who answers for a recipe's failures until its ca
 
 
 def document(finding: Finding, *, owner: str = OWNER) -> dict[str, Any]:
-    """The finding as `seatrial diagnose --json` prints it: plain values, None for what is not known; `group` is a list where there are several."""
+    """The finding as `seatrial diagnose --json` prints it: plain values, None = not known; `group` is a list where there are several."""
     group: str | list[str] | None = list(finding.group) if len(finding.group) > 1 else (finding.group or (None,))[0]
     return {
         "verdict": finding.verdict, "kind": finding.kind, "ranks": list(finding.ranks), "group": group,

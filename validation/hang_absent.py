@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 from validation.finding import Confidence, Finding, FindingKind, Operation
 from validation.hang_order import came_before, divergence
-from validation.hang_reasons import CAUSES, Reason, has_ended, is_exhausted, marker_of, reason_of
+from validation.hang_reasons import CAUSES, Reason, has_ended, is_exhausted, is_well_over, marker_of, reason_of
 from validation.hang_scene import Scene
-from validation.hang_signatures import BARRIERS, spell
+from validation.hang_signatures import BARRIERS
 from validation.hang_waits import Wait, answer, late_arrivals
-from validation.hang_words import at, found, has_timed_out, listed, named, operation, sentence, verb
+from validation.hang_words import at, found, has_timed_out, listed, named, numbered, operation, sentence, verb
 
 # of several missing ranks with several reasons, the first of these is the cause
 _ORDER: tuple[FindingKind, ...] = (
@@ -22,7 +22,7 @@ def judge_absent(scene: Scene, wait: Wait, missing: tuple[int, ...]) -> Finding:
     Args: missing, not empty.
     """
     late = late_arrivals(wait)
-    ended = tuple(rank for rank in missing if has_ended(scene, rank) and rank not in late)
+    ended = () if is_well_over(scene) else tuple(rank for rank in missing if has_ended(scene, rank) and rank not in late)
     if len(ended) == len(missing) > len(wait.ranks):
         return _extra(scene, wait, ended)
     if len(ended) == len(missing) == len(wait.ranks) == 1 and not is_exhausted(scene, ended[0]):
@@ -49,6 +49,8 @@ def _reason(scene: Scene, wait: Wait, rank: int, late: Mapping[int, float]) -> R
         return Reason("late_rank", f"came {late[rank]:.1f} s after the others", "high", cause)
     if reason is None:
         return None
+    if reason.kind == "missing_participant" and is_well_over(scene):
+        return Reason("late_rank", "came later, for all ended well", "medium")
     if reason.kind == "late_rank" and reason.confidence != "high" and not reason.cause and has_timed_out(scene):
         return Reason("missing_participant", f"{reason.words} and never came, until the others gave up", "medium")
     if reason.kind == "missing_participant" and has_ended(scene, rank) and _ran_less(scene, wait, rank):
@@ -101,9 +103,7 @@ def _place(scene: Scene, wait: Wait, rank: int) -> Operation:
 
 
 def _operation_words(scene: Scene, wait: Wait) -> str:
-    key = answer(scene, wait)
-    text = spell(key) if key is not None else "an operation"
-    return f"{text} (seq {wait.seq} of {named(wait.lane)}){at(scene.where(wait.ranks[0], wait.lane, wait.seq))}"
+    return numbered(answer(scene, wait), wait.lane, wait.seq) + at(scene.where(wait.ranks[0], wait.lane, wait.seq))
 
 
 def _lines(scene: Scene, wait: Wait, culprits: tuple[int, ...]) -> tuple[str, ...]:
@@ -157,8 +157,8 @@ def _one_through_one_waits(scene: Scene, wait: Wait, ended: int) -> Finding:
     kind: FindingKind = "uneven_inputs" if _ran_less(scene, wait, ended) else "missing_participant"
     return found(
         scene, kind, collective=_place(scene, wait, ended), lines=_lines(scene, wait, (ended,)), confidence="low", verdict="hang",
-        explanation=f"Rank {wait.ranks[0]} waits in {_operation_words(scene, wait)}, while rank {ended} is through; of two ranks it cannot be "
-        "told whether one called an operation too many or the other one too few.",
+        explanation=f"Rank {wait.ranks[0]} waits in {_operation_words(scene, wait)}, while rank {ended} is through; of two ranks it cannot "
+        "be told whether one called an operation too many or the other one too few.",
     )  # fmt: skip
 
 

@@ -164,7 +164,8 @@ def _explained(scene: Scene, conflict: Conflict, kind: FindingKind, where: Diver
     lane, seq = conflict.lane, conflict.seq
     culprit, peer = conflict.culprits[0], conflict.majority[0]
     mine, theirs = (f"{spell(conflict.answer(rank))}{at(scene.where(rank, lane, seq))}" for rank in (culprit, peer))
-    first = f"{sentence(listed(conflict.culprits))} issued {mine} under seq {seq} of {named(lane)}, where {listed(conflict.majority)} issued {theirs}."
+    who, others = sentence(listed(conflict.culprits)), listed(conflict.majority)
+    first = f"{who} issued {mine} under seq {seq} of {named(lane)}, where {others} issued {theirs}."
     count = f"{where.shift} operations" if where.shift > 1 else "an operation"
     missed = f"{count} at seq {where.seq}" if where.is_sure and where.shift > 0 else f"{count} at or before seq {where.seq}"
     exception = exception_of(scene, culprit)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from validation.finding import Confidence, Finding, FindingKind
 from validation.flight import DEFAULT_GROUP
 from validation.hang_scene import Scene
-from validation.hang_signatures import BARRIERS, spell
+from validation.hang_signatures import BARRIERS
 from validation.hang_waits import Wait, answer
-from validation.hang_words import at, found, listed, named, operation, sentence, verb
+from validation.hang_words import at, found, listed, named, numbered, operation, sentence, verb
 
 
 def judge_cycle(scene: Scene, circle: Sequence[Wait]) -> Finding:
@@ -57,8 +57,7 @@ def _kind(scene: Scene, mine: Wait, theirs: Wait, culprits: tuple[int, ...]) -> 
 
 
 def _words(scene: Scene, wait: Wait) -> str:
-    key = answer(scene, wait)
-    return f"{spell(key) if key is not None else 'an operation'} (seq {wait.seq} of {named(wait.lane)}){at(scene.where(wait.ranks[0], wait.lane, wait.seq))}"
+    return numbered(answer(scene, wait), wait.lane, wait.seq) + at(scene.where(wait.ranks[0], wait.lane, wait.seq))
 
 
 def _explained(scene: Scene, sides: Sequence[tuple[Wait, tuple[int, ...]]], culprits: tuple[int, ...], kind: FindingKind) -> str:

@@ -11,7 +11,7 @@ from validation.hang_scene import Lane, Scene
 from validation.hang_signatures import spell
 from validation.hang_texts import is_lost_connection, is_time_out
 from validation.hang_waits import Wait, answer
-from validation.hang_words import at, found, has_timed_out, listed, named, operation, sentence
+from validation.hang_words import at, found, has_timed_out, listed, named, numbered, operation, sentence
 
 _FAULTS = frozenset({-4, -7, -8, -11})  # no launcher sends these
 _ABORTED = -6
@@ -165,8 +165,8 @@ def _by_elimination(scene: Scene, lane: Lane, seq: int, rank: int) -> Finding:
     place = operation(scene, lane, seq, rank, key)
     return found(
         scene, "shape_mismatch", ranks=(rank,), verdict="crash", collective=place, confidence="medium",
-        explanation=f"Rank {rank} died with signal 6 in seq {seq} of {named(lane)}, which {listed(others)} issued alike as {spell(key)}: the "
-        "backend aborts on sizes that differ, and only what this rank issued is not recorded.",
+        explanation=f"Rank {rank} died with signal 6 where {listed(others)} issued {numbered(key, lane, seq)} alike: the backend aborts on "
+        "sizes that differ, and only what this rank issued is not recorded.",
         lines=(f"{named(lane)} seq {seq}: {listed(others)} issued {spell(key)}", f"rank {rank}: signal 6, its last recorded operation is "
                f"seq {lane.tracks[rank].last if rank in lane.tracks else 'unknown'}"),
     )  # fmt: skip

@@ -33,7 +33,7 @@ MEANINGS: dict[FindingKind, Meaning] = {
     "op_type_mismatch": Meaning(
         "records of at least two ranks under one number",
         "under one number of a group, ranks issued different operations",
-        "look at the two call sites: let one rank decide and broadcast the decision, or decide by what is equal on every rank (a step count)",
+        "look at the two call sites: let one rank decide and broadcast the decision, or decide by what all ranks have alike (a step count)",
     ),
     "shape_mismatch": Meaning(
         "records of at least two ranks under one number",

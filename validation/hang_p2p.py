@@ -9,9 +9,8 @@ from validation.hang_absent import judge_missing_peer
 from validation.hang_majority import Conflict
 from validation.hang_reasons import has_ended, marker_of
 from validation.hang_scene import Scene
-from validation.hang_signatures import spell
 from validation.hang_waits import Wait, answer
-from validation.hang_words import at, found, listed, sentence, verb
+from validation.hang_words import at, found, listed, numbered, sentence, verb
 
 
 class Talk(NamedTuple):
@@ -98,11 +97,7 @@ def _place(talk: Talk) -> Operation:
 
 def _lines(scene: Scene, talks: Iterable[Talk], waits: tuple[Wait, ...]) -> tuple[str, ...]:
     lines = [f"rank {talk.rank}: inside {talk}" for talk in talks]
-    for wait in waits:
-        key = answer(scene, wait)
-        lines.append(
-            f'{listed(wait.ranks)}: inside {spell(key) if key is not None else "an operation"} (seq {wait.seq} of group "{wait.lane.name}")'
-        )
+    lines += [f"{listed(wait.ranks)}: inside {numbered(answer(scene, wait), wait.lane, wait.seq)}" for wait in waits]
     return tuple(lines[:12])
 
 
@@ -128,7 +123,8 @@ def _pair(scene: Scene, one: Talk, other: Talk) -> Finding:
         f"their {what} differ, and of two it cannot be told who is wrong" if what else "they fit, so not the program's order is at fault"
     )
     return found(
-        scene, kind, ranks=ranks if what else (), collective=_place(one), explanation=f"{said}; {reason}.", lines=_lines(scene, (one, other), ()),
+        scene, kind, ranks=ranks if what else (), collective=_place(one), explanation=f"{said}; {reason}.",
+        lines=_lines(scene, (one, other), ()),
         confidence="medium",
     )  # fmt: skip
 

@@ -2,14 +2,17 @@
 
 from dataclasses import replace
 
+import numpy as np
+
 from validation.finding import Finding, FindingKind, Operation
+from validation.flight import Marker
 from validation.hang_conflict import is_swap, judge_conflict
 from validation.hang_majority import Conflict, conflicts
-from validation.hang_reasons import CAUSES, exception_of, has_ended, is_exhausted, marker_of
+from validation.hang_reasons import CAUSES, exception_of, has_ended, is_exhausted
 from validation.hang_scene import Lane, Scene
 from validation.hang_signatures import Agreement
 from validation.hang_texts import is_echo, is_lost_connection, is_well
-from validation.hang_words import found, has_timed_out, is_crash, listed, operation, sentence, side_lines
+from validation.hang_words import found, has_timed_out, listed, named, operation, sentence, side_lines
 
 SLOW_S = 1.0  # a rank that came this late held up the job; what is less, timelines tell
 
@@ -33,7 +36,7 @@ def judge_quiet_conflict(scene: Scene, conflict: Conflict) -> Finding:
     place = operation(scene, lane, seq, culprit, conflict.answer(peer))
     return found(
         scene, "order_swap_same_group" if swapped else "silent_mismatch", ranks=conflict.culprits, verdict="inconclusive", collective=place,
-        explanation=f'{said} at seq {seq} of group "{lane.name}" than {listed(conflict.majority)}; nothing hangs, but the results are wrong.',
+        explanation=f"{said} at seq {seq} of {named(lane)} than {listed(conflict.majority)}; nothing hangs, but the results are wrong.",
         lines=side_lines(scene, lane, seq, conflict.sides), confidence="high" if not conflict.unknown else "medium",
     )  # fmt: skip
 
@@ -57,14 +60,24 @@ def ended_wait(scene: Scene) -> Finding | None:
     if worst is None:
         return None
     late_s, rank, lane, seq = worst
-    marker = marker_of(scene, rank)
+    marker = _marker_before(scene, lane, rank, seq)
     key = _key(scene, lane, seq, rank)
     return found(
         scene, "late_rank", ranks=(rank,), verdict="straggler", lateness_s=late_s, collective=operation(scene, lane, seq, rank, key),
         cause=CAUSES.get(marker.phase, "") if marker is not None else "", confidence="high",
+        phase=marker.phase if marker is not None else "", step=marker.step if marker is not None else -1,
         explanation=f'Rank {rank} came {late_s:.1f} s after the others to {key.op} (seq {seq} of group "{lane.name}"); then all went on.',
         lines=(f'group "{lane.name}" seq {seq}: rank {rank} issued it {late_s:.3f} s after the middle one of the others',),
     )  # fmt: skip
+
+
+def _marker_before(scene: Scene, lane: Lane, rank: int, seq: int) -> Marker | None:
+    """Where the rank's program stood in the last snapshot before it came."""
+    for dump in reversed(scene.of(rank).dumps):
+        names = [number for number, group in enumerate(dump.groups) if group.name == lane.name]
+        if dump.marker is not None and not bool(((dump.seq >= seq) & np.isin(dump.group, names)).any()):
+            return dump.marker
+    return None
 
 
 def _once_pending(scene: Scene, lane: Lane) -> list[int]:
@@ -118,7 +131,7 @@ def judge_failed(scene: Scene) -> Finding:
     gave_up = [rank for rank, one in sorted(scene.evidence.ranks.items()) if is_echo(one.result)]
     last = _last_lines(scene)
     return found(
-        scene, "insufficient_evidence", verdict="crash" if is_crash(scene) and not has_timed_out(scene) else "inconclusive", confidence="low",
+        scene, "insufficient_evidence", verdict="inconclusive", confidence="low",
         explanation=f"{sentence(listed(gave_up)) if gave_up else 'Some rank'} gave up or failed, but the records show nobody inside an "
         "operation: they were taken after the time-out, which ends every entry, or too early.",
         lines=last,
@@ -132,18 +145,18 @@ def _last_lines(scene: Scene) -> tuple[str, ...]:
     lasts: dict[int, list[int]] = {}
     for rank, track in lane.tracks.items():
         lasts.setdefault(track.last, []).append(rank)
-    return tuple(f'{listed(ranks)}: last recorded operation of group "{lane.name}" is seq {seq}' for seq, ranks in sorted(lasts.items()))[
-        :8
-    ]
+    lines = [f"{listed(ranks)}: last recorded operation of {named(lane)} is seq {seq}" for seq, ranks in sorted(lasts.items())]
+    return tuple(lines[:8])
 
 
 def judge_well(scene: Scene) -> Finding:
     """Nobody waits, nobody failed."""
     all_well = all(is_well(scene.of(rank).result) for rank in scene.ranks)
     unknown = tuple(rank for rank in scene.ranks if rank not in scene.rows)
+    gap = f" Of {listed(unknown)} nothing was recorded." if unknown else ""
     return found(
         scene, "healthy", verdict="healthy", lines=_last_lines(scene), confidence="high" if all_well or not unknown else "medium",
-        explanation="No rank waits for another, and their operations agree." + (f" Of {listed(unknown)} nothing was recorded." if unknown else ""),
+        explanation=f"No rank waits for another, and their operations agree.{gap}",
     )  # fmt: skip
 
 

@@ -49,6 +49,11 @@ def has_ended(scene: Scene, rank: int) -> bool:
     return is_well(one.result) or (one.exit_code == 0 and not one.result) or (one.state in ("X", "Z") and one.exit_code == 0)
 
 
+def is_well_over(scene: Scene) -> bool:
+    """Every rank of the job ended well: whoever was waited for did come."""
+    return bool(scene.ranks) and all(is_well(scene.of(rank).result) for rank in scene.ranks)
+
+
 def beat_age_ns(scene: Scene, rank: int) -> int:
     """Age of the last heartbeat when the dump was taken; -1 = not recorded."""
     marker, rows = marker_of(scene, rank), scene.rows.get(rank)

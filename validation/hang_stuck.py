@@ -4,10 +4,10 @@ from validation.finding import Finding
 from validation.flight import DEFAULT_GROUP
 from validation.hang_reasons import is_failed
 from validation.hang_scene import Lane, Scene
-from validation.hang_signatures import spell, waits_for_all
+from validation.hang_signatures import waits_for_all
 from validation.hang_texts import is_echo, is_well
 from validation.hang_waits import Wait, answer
-from validation.hang_words import at, found, listed, named, operation, sentence, verb
+from validation.hang_words import at, found, listed, named, numbered, operation, sentence, verb
 
 
 def clash(scene: Scene, waits: tuple[Wait, ...]) -> Finding | None:
@@ -31,7 +31,7 @@ def _membership(scene: Scene, lane: Lane, seq: int, lists: tuple[tuple[int, ...]
     return found(
         scene, "group_membership_mismatch", collective=operation(scene, lane, seq, rank), group=(lane.name,),
         verdict="hang" if any(rows.heads for rows in scene.rows.values()) or is_failed(scene) else "inconclusive",
-        explanation=f"{sentence(named(lane))} has different members on different ranks: {spoken}. Every rank has to create every group, in one order.",
+        explanation=f"{sentence(named(lane))} has different members on different ranks: {spoken}.",
         lines=tuple(f"{named(lane)}: {listed(one)} {verb(one, 'holds', 'hold')} the member list {list(one)}" for one in lists[:8]),
     )  # fmt: skip
 
@@ -63,11 +63,12 @@ def _is_inside(scene: Scene, lane: Lane, rank: int, seq: int) -> bool:
 
 def _split(scene: Scene, lane: Lane, seq: int, through: tuple[int, ...], stuck: tuple[int, ...]) -> Finding:
     key = scene.keys[int(lane.tracks[stuck[0]].key[-1])]
+    sides = f"{listed(through)} {verb(through, 'is', 'are')} through while {listed(stuck)} {verb(stuck, 'is', 'are')} stuck"
     return found(
-        scene, "group_membership_mismatch", collective=operation(scene, lane, seq, stuck[0], key), group=(lane.name,), confidence="medium",
-        verdict="hang", explanation=f"In {spell(key)} (seq {seq} of {named(lane)}) {listed(through)} {verb(through, 'is', 'are')} through while "
-        f"{listed(stuck)} {verb(stuck, 'is', 'are')} stuck, although it ends for all or for nobody: the name stands for different members on different ranks.",
-        lines=(f"{listed(through)}: through seq {seq} of {named(lane)}", f"{listed(stuck)}: stuck in or failed in seq {seq} of {named(lane)}"),
+        scene, "group_membership_mismatch", collective=operation(scene, lane, seq, stuck[0], key), confidence="medium", verdict="hang",
+        explanation=f"In {numbered(key, lane, seq)} {sides}, although it ends for all or for nobody: the name stands for different members "
+        "on different ranks.",
+        lines=(f"{listed(through)}: through seq {seq} of {named(lane)}", f"{listed(stuck)}: stuck or failed in seq {seq} of {named(lane)}"),
     )  # fmt: skip
 
 
@@ -83,14 +84,14 @@ def judge_stuck(scene: Scene, wait: Wait) -> Finding:
     """All members are in the operation, or through it, and their arguments agree."""
     key = answer(scene, wait)
     through = tuple(rank for rank in wait.lane.members if rank not in wait.ranks and wait.lane.reached(rank, wait.seq))
-    spoken = f"{spell(key) if key is not None else 'an operation'} (seq {wait.seq} of {named(wait.lane)})"
+    spoken = numbered(key, wait.lane, wait.seq)
     place = operation(scene, wait.lane, wait.seq, wait.ranks[0], key)
     lines = (f"{listed(wait.ranks)}: inside {spoken}{at(place.where)}",)
     if through and key is not None and not waits_for_all(key.op) and key.root < 0 and len(wait.ranks) > 1:
         return found(
             scene, "root_mismatch", collective=place, confidence="low", lines=(*lines, f"{listed(through)}: through it"),
-            explanation=f"Every rank issued {spoken} alike as far as is recorded, but {listed(wait.ranks)} are stuck while {listed(through)} "
-            f"{verb(through, 'is', 'are')} through: the roots differ, which were not recorded.",
+            explanation=f"Every rank issued {spoken} alike as far as is recorded, but {listed(wait.ranks)} are stuck while "
+            f"{listed(through)} {verb(through, 'is', 'are')} through: the roots differ, which were not recorded.",
         )  # fmt: skip
     said = f"{sentence(listed(wait.ranks))} are in {spoken} with equal arguments"
     tail = f", and {listed(through)} {verb(through, 'is', 'are')} through it" if through else ""
@@ -103,11 +104,12 @@ def judge_stuck(scene: Scene, wait: Wait) -> Finding:
 def judge_hidden(scene: Scene, wait: Wait, outside: tuple[int, ...]) -> Finding:
     """Everyone known of a group waits in it, and its members were not recorded: somebody is missing who never used the group."""
     key = answer(scene, wait)
-    spoken = f"{spell(key) if key is not None else 'an operation'} (seq {wait.seq} of {named(wait.lane)})"
+    spoken = numbered(key, wait.lane, wait.seq)
     lone = outside if len(outside) == 1 else ()
     who = f"{listed(outside)} did not come" if lone else f"one of {listed(outside)} did not come"
     return found(
         scene, "missing_participant", ranks=lone, collective=operation(scene, wait.lane, wait.seq, wait.ranks[0], key), verdict="hang",
-        confidence="low", lines=(f"{listed(wait.ranks)}: inside {spoken}", f"{listed(outside)}: never used {named(wait.lane)}, whose members were not recorded"),
-        explanation=f"{sentence(listed(wait.ranks))} {verb(wait.ranks, 'waits', 'wait')} in {spoken}, and {who}; the group's members were not recorded.",
+        confidence="low", lines=(f"{listed(wait.ranks)}: inside {spoken}", f"{listed(outside)}: never used {named(wait.lane)}"),
+        explanation=f"{sentence(listed(wait.ranks))} {verb(wait.ranks, 'waits', 'wait')} in {spoken}, and {who}; the group's members were "
+        "not recorded.",
     )  # fmt: skip

@@ -37,7 +37,7 @@ class RankRows:
     cut: int  # rows issued before a long silence that the snapshot saw
     heads: tuple[Head, ...]  # collectives it is inside, the first of each group
     peers: tuple[int, ...] = ()  # rows of point-to-point operations it is inside
-    before: frozenset[tuple[int, int]] | None = None  # (group, seq) of collectives pending in the first snapshot; None: there is one only
+    before: frozenset[tuple[int, int]] | None = None  # (group, seq) of collectives pending in the snapshot before; None: there is one only
     moved: bool = False  # issued something between the snapshots
 
     @property
@@ -98,10 +98,10 @@ def _heads(dump: Dump, known: int, cut: int, point: npt.NDArray[np.bool_], is_fa
 
 
 def _earlier(dumps: Sequence[Dump], newest: Dump) -> tuple[frozenset[tuple[int, int]] | None, bool]:
-    """What was pending in the first of several snapshots, in the newest one's numbers of groups; and whether anything was issued since."""
+    """What was pending in the snapshot before the newest, in the newest one's numbers of groups; and whether anything was issued since."""
     if len(dumps) < 2:
         return None, False
-    first = dumps[0]
+    first = dumps[-2]
     numbers = {group.name: number for number, group in enumerate(newest.groups)}
     rows = np.flatnonzero(~first.finished & ~point_to_point(first))
     pending = frozenset((numbers.get(first.groups[int(first.group[row])].name, -1), int(first.seq[row])) for row in rows.tolist())

@@ -37,6 +37,11 @@ def named(lane: Lane) -> str:
     return f'group "{lane.name}"'
 
 
+def numbered(key: Agreement | None, lane: Lane, seq: int) -> str:
+    """An operation and its place in words: "all_reduce of 8 Float (seq 7 of group "0")"."""
+    return f"{spell(key) if key is not None else 'an operation'} (seq {seq} of {named(lane)})"
+
+
 def at(place: str) -> str:
     """Where, as the end of a sentence's part."""
     return f" at {place}" if place else ""
