@@ -2,10 +2,11 @@
 
 import sys
 import threading
-import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
+from threading import get_ident
+from time import time_ns
 from types import CodeType, FrameType
 from typing import Any, Protocol
 
@@ -24,16 +25,13 @@ _LIBRARY = (_TORCH, _OWN, str(Path(threading.__file__).parent / "contextlib.py")
 
 
 class Stand(Protocol):
-    """Where the program stands, for the labels of an operation."""
+    """Where the program stands."""
 
-    def labels(self) -> tuple[int, int, int]:
-        """Step, micro-batch and phase's number of this thread."""
+    def entered(self, now_ns: int) -> tuple[int, int, int]:
+        """An operation begins. Returns: its labels: step, micro-batch and phase's number of this thread."""
 
     def waited(self, nanoseconds: int) -> None:
         """The main thread spent so long inside of an operation."""
-
-    def entered(self, now_ns: int) -> None:
-        """An operation begins."""
 
     def world_changed(self, *, is_left: bool) -> None:
         """The group of all ranks was formed or dissolved."""
@@ -42,11 +40,12 @@ class Stand(Protocol):
 class _Known:
     """A group as its operations need it."""
 
-    __slots__ = ("counts_p2p", "issued", "number", "p2p", "ranks", "text")
+    __slots__ = ("counts_p2p", "issued", "number", "p2p", "ranks", "signatures", "text")
 
     def __init__(self, text: str, number: int, ranks: tuple[int, ...], *, counts_p2p: bool) -> None:
         self.text, self.number, self.ranks, self.counts_p2p = text, number, ranks, counts_p2p
         self.p2p = self.issued = 0
+        self.signatures: dict[Any, int] = {}  # what `_describer` told -> number of the text
 
 
 class Calls:
@@ -55,13 +54,14 @@ class Calls:
     def __init__(self, ring: RingWriter, stand: Stand) -> None:
         self._ring = ring
         self._stand = stand
+        self._texts = ring.texts
+        self._generation = ring.texts.generation
         self._groups: dict[int, _Known] = {}  # by id: holding a group would keep it alive
         self._made = 0
-        self._generation = ring.generation
-        self._signatures: dict[Any, int] = {}
         self._places: dict[tuple[CodeType, int], int] = {}
         self._inner: dict[CodeType, bool] = {}
         self._open: dict[int, int] = {}  # id of a Work -> serial of its operation
+        self._most_open = ring.layout.entries
         self._main = threading.get_ident()
         self._undo = ExitStack()
 
@@ -85,9 +85,11 @@ class Calls:
         setattr(owner, name, stand_in)
 
     def _method(self, original: Callable[..., Any], call: Call) -> Callable[..., Any]:
+        enter, opened, describe = self._enter, self._open, _describer(call)
+
         def stand_in(group: Any, *args: Any, **kwargs: Any) -> Any:
-            began_ns = time.time_ns()
-            serial = self._enter(call, group, args, began_ns)
+            began_ns = time_ns()
+            serial = enter(call, describe, group, args, began_ns)
             try:
                 work = original(group, *args, **kwargs)
             except BaseException:
@@ -96,17 +98,19 @@ class Calls:
             if work is None:
                 self._leave(serial, began_ns)
             elif serial:
-                self._open[id(work)] = serial
+                opened[id(work)] = serial
             return work
 
         return stand_in
 
     def _wait(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        opened = self._open
+
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            serial = self._open.pop(id(work), 0)
+            serial = opened.pop(id(work), 0)
             if not serial:
                 return original(work, *args, **kwargs)
-            began_ns = time.time_ns()
+            began_ns = time_ns()
             try:
                 done = original(work, *args, **kwargs)
             except BaseException:
@@ -121,7 +125,7 @@ class Calls:
         def is_completed(work: Any) -> Any:
             done = original(work)
             if done and (serial := self._open.pop(id(work), 0)):
-                self._ring.left(serial, time.time_ns())
+                self._ring.left(serial, time_ns())
             return done
 
         return is_completed
@@ -134,34 +138,35 @@ class Calls:
 
         return get_future
 
-    def _enter(self, call: Call, group: Any, args: tuple[Any, ...], now_ns: int) -> int:
+    def _enter(self, call: Call, describe: Callable[..., Any], group: Any, args: tuple[Any, ...], now_ns: int) -> int:
         """Record that an operation begins; 0 when that cannot be done."""
         try:
-            if self._generation != self._ring.generation or len(self._open) > self._ring.layout.entries:
+            if self._generation != self._texts.generation or len(self._open) > self._most_open:
                 self._renew()
             known = self._groups.get(id(group)) or self._learn(group)
-            self._stand.entered(now_ns)
-            step, micro, phase = self._stand.labels()
-            flags = at.P2P_FLAG if call.peer >= 0 or call.op == "recv" else 0
-            seq = self._next(known, group, is_p2p=bool(flags))
-            signature = self._signature(call, known, args)
-            place = self._place(sys._getframe(2))
-            thread = threading.get_ident() & 0xFFFFFFFF
+            step, micro, phase = self._stand.entered(now_ns)
+            key = describe(args)
+            signature = known.signatures.get(key)
+            if signature is None:
+                signature = known.signatures[key] = self._texts.number(signature_text(_signature(call, known, args)))
+            flags = at.P2P_FLAG if call.is_p2p else 0
+            thread = get_ident() & 0xFFFFFFFF
+            place, seq = self._place(sys._getframe(2)), self._next(known, group, is_p2p=call.is_p2p)
             return self._ring.operation(now_ns, seq, known.number, signature, place, step, micro, phase, flags, thread)
         except Exception:  # recording must never end what it records
             return 0
 
     def _leave(self, serial: int, began_ns: int) -> None:
-        now_ns = time.time_ns()
+        now_ns = time_ns()
         if serial:
             self._ring.left(serial, now_ns)
-        if threading.get_ident() == self._main:
+        if get_ident() == self._main:
             self._stand.waited(now_ns - began_ns)
 
     def _fail(self, serial: int) -> None:
         if serial:
             self._ring.flag(serial, at.FAILED_FLAG)
-            self._ring.left(serial, time.time_ns())
+            self._ring.left(serial, time_ns())
 
     def _next(self, known: _Known, group: Any, *, is_p2p: bool) -> int:
         """The number of the operation that begins, as torch's flight recorder counts: send and recv apart."""
@@ -172,28 +177,14 @@ class Calls:
         counted = recorded_torch.sequence(group)
         return counted + 1 - (known.p2p if known.counts_p2p else 0) if counted >= 0 else known.issued
 
-    def _signature(self, call: Call, known: _Known, args: tuple[Any, ...]) -> int:
-        inputs = _shapes(args[call.inputs]) if call.inputs >= 0 else ()
-        outputs = inputs if call.outputs == call.inputs else _shapes(args[call.outputs]) if call.outputs >= 0 else ()
-        options = args[call.options] if 0 <= call.options < len(args) else None
-        reduce_op = options.reduceOp.op if call.reduces and options is not None else None
-        root = options.rootRank if call.has_root and options is not None else -1
-        peer = args[call.peer] if call.peer >= 0 else -1
-        tag = args[call.tag] if 0 <= call.tag < len(args) else 0
-        key = (call.op, inputs, outputs, reduce_op, known.ranks[root] if root >= 0 else -1, known.ranks[peer] if peer >= 0 else -1, tag)
-        number = self._signatures.get(key)
-        if number is None:
-            number = self._signatures[key] = self._ring.text(signature_text(_as_signature(key)))
-        return number
-
     def _place(self, frame: FrameType | None) -> int:
         """The first line outside of torch and of recording; the outermost one when there is none."""
-        last = frame
+        last, inner = frame, self._inner
         while frame is not None:
             code = frame.f_code
-            is_inner = self._inner.get(code)
+            is_inner = inner.get(code)
             if is_inner is None:
-                is_inner = self._inner[code] = code.co_filename.startswith(_LIBRARY)
+                is_inner = inner[code] = code.co_filename.startswith(_LIBRARY)
             last = frame
             if not is_inner:
                 break
@@ -203,7 +194,7 @@ class Calls:
         number = self._places.get(key)
         if number is None:
             words = f"{Path(last.f_code.co_filename).name}:{last.f_lineno} {last.f_code.co_name}"
-            number = self._places[key] = self._ring.text(words)
+            number = self._places[key] = self._texts.number(words)
         return number
 
     def _learn(self, group: Any) -> _Known:
@@ -211,17 +202,17 @@ class Calls:
         self._made += 1
         text = self._ring.group(found.name, found.ranks, found.description, self._made, found.backend)
         # gloo's own numbers count send and recv, too, which torch's flight recorder does not
-        known = self._groups[id(group)] = _Known(text, self._ring.text(text), found.ranks, counts_p2p="gloo" in found.backend)
+        known = self._groups[id(group)] = _Known(text, self._texts.number(text), found.ranks, counts_p2p="gloo" in found.backend)
         return known
 
     def _renew(self) -> None:
         """Ask for new numbers of the texts before the old ones are overwritten, and forget what nobody waited for."""
-        self._generation = self._ring.generation
-        self._signatures.clear()
+        self._generation = self._texts.generation
         self._places.clear()
         for known in list(self._groups.values()):
-            known.number = self._ring.text(known.text)
-        if len(self._open) > self._ring.layout.entries:
+            known.signatures.clear()
+            known.number = self._texts.number(known.text)
+        if len(self._open) > self._most_open:
             self._open.clear()
 
     def _new_group(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -243,25 +234,47 @@ class Calls:
         return original(*args, **kwargs)
 
 
+def _describer(call: Call) -> Callable[[tuple[Any, ...]], Any]:
+    """What makes one call unlike another, quickly told: a key for `_signature`, good within one group."""
+    op, inputs, outputs, options, reduces, has_root, peer, tag = call
+
+    def describe(args: tuple[Any, ...]) -> Any:
+        given = _shapes(args[inputs]) if inputs >= 0 else ()
+        taken = given if outputs == inputs else _shapes(args[outputs]) if outputs >= 0 else ()
+        if peer >= 0:
+            return op, given, taken, args[peer], args[tag] if tag < len(args) else 0
+        if options < 0 or options >= len(args):
+            return op, given, taken
+        chosen = args[options]
+        return op, given, taken, hash(chosen.reduceOp) if reduces else -1, chosen.rootRank if has_root else -1
+
+    return describe
+
+
+def _signature(call: Call, known: _Known, args: tuple[Any, ...]) -> Signature:
+    given = _flat(args[call.inputs]) if call.inputs >= 0 else []
+    taken = _flat(args[call.outputs]) if call.outputs >= 0 else []
+    options = args[call.options] if 0 <= call.options < len(args) else None
+    reduce_op = options.reduceOp.op.name.lower() if call.reduces and options is not None else ""
+    root = known.ranks[options.rootRank] if call.has_root and options is not None else -1
+    peer = known.ranks[args[call.peer]] if call.peer >= 0 else -1
+    tag = args[call.tag] if 0 <= call.tag < len(args) else 0
+    return Signature(
+        call.op, tuple(tuple(tensor.shape) for tensor in given), tuple(recorded_torch.type_name(tensor.dtype) for tensor in given),
+        tuple(tuple(tensor.shape) for tensor in taken), tuple(recorded_torch.type_name(tensor.dtype) for tensor in taken),
+        reduce_op, root, peer, tag,
+    )  # fmt: skip
+
+
 def _shapes(value: Any) -> Any:
     """(shape, type) of a tensor, or nested tuples of them."""
-    if isinstance(value, list | tuple):
+    if type(value) is list:
+        if len(value) == 1 and type(value[0]) is not list:
+            tensor = value[0]
+            return tensor.shape, tensor.dtype
         return tuple(map(_shapes, value))
     return value.shape, value.dtype
 
 
-def _as_signature(key: tuple[Any, ...]) -> Signature:
-    op, inputs, outputs, reduce_op, root, peer, tag = key
-    given, taken = _flat(inputs), _flat(outputs)
-    return Signature(
-        op, tuple(shape for shape, _ in given), tuple(kind for _, kind in given), tuple(shape for shape, _ in taken),
-        tuple(kind for _, kind in taken), reduce_op.name.lower() if reduce_op is not None else "", root, peer, tag,
-    )  # fmt: skip
-
-
-def _flat(value: Any) -> list[tuple[tuple[int, ...], str]]:
-    if isinstance(value, torch.Size) or not value:
-        return []
-    if isinstance(value[0], torch.Size):
-        return [(tuple(value[0]), recorded_torch.type_name(value[1]))]
-    return [pair for part in value for pair in _flat(part)]
+def _flat(value: Any) -> list[torch.Tensor]:
+    return [tensor for part in value for tensor in _flat(part)] if isinstance(value, list | tuple) else [value]

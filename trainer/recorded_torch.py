@@ -17,7 +17,7 @@ import torch.autograd
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from validation.flight import DEFAULT_GROUP
+from validation.flight import DEFAULT_GROUP, P2P
 
 ProcessGroup: Any = dist.ProcessGroup
 Work: Any = c10d.Work
@@ -35,6 +35,10 @@ class Call(NamedTuple):
     has_root: bool = False
     peer: int = -1  # place of the peer's rank in the group
     tag: int = -1
+
+    @property
+    def is_p2p(self) -> bool:
+        return self.op in P2P
 
 
 CALLS = {

@@ -23,7 +23,7 @@ from trainer import recorded_torch
 from trainer.recorded_calls import Calls
 from trainer.recorded_notes import Notes
 from trainer.recorded_stacks import answer_with_stacks
-from trainer.ring import RingWriter
+from trainer.ring import RingWriter, ring_path
 
 BEAT_S = 0.2
 SILENT_NS = 100_000_000  # a heartbeat that comes so much too late is written down
@@ -31,11 +31,6 @@ GC_NS = 5_000_000  # a collection that takes so long is written down; shorter on
 SWITCH = "SEATRIAL_RECORDING"  # "off" in the environment: nothing is recorded (for measuring what recording costs)
 _PLACES = {name: place for place, name in enumerate(at.PHASES)}
 _OTHER = _PLACES["other"]
-
-
-def ring_path(folder: Path, attempt: int, rank: int) -> Path:
-    """Where a rank of a run's attempt leaves its ring."""
-    return folder / "flight" / f"attempt-{attempt}-rank-{rank}.ring"
 
 
 class Recording:
@@ -66,7 +61,6 @@ class Recording:
         if (earlier := current()) is not None:
             earlier.close()
         path = Path(folder) if str(folder).endswith(".ring") else ring_path(Path(folder), attempt, rank)
-        _forget_attempts(path, attempt, rank)
         try:
             ring = RingWriter(path.absolute(), rank=rank, world_size=world_size, entries=entries)
         except OSError as error:
@@ -155,22 +149,19 @@ class Recording:
         if _CURRENT is self:
             _CURRENT = None
 
-    def labels(self) -> tuple[int, int, int]:
-        """Step, micro-batch and phase's number of this thread's operations."""
-        if self._aside and (own := self._aside.get(threading.get_ident())):
-            return own
-        return self._step, self._micro, self._phase
-
     def waited(self, nanoseconds: int) -> None:
         """The main thread spent so long inside of an operation."""
         self._inside_ns[self._place] += nanoseconds
 
-    def entered(self, now_ns: int) -> None:
-        """An operation begins."""
+    def entered(self, now_ns: int) -> tuple[int, int, int]:
+        """An operation begins. Returns: its labels: step, micro-batch and phase's number of this thread."""
+        if self._aside and (own := self._aside.get(threading.get_ident())):
+            return own
         if not self._arrival_ns:
             self._arrival_ns = now_ns
         if (error := sys.exc_info()[1]) is not None:
             self._notes.raised(error)
+        return self._step, self._micro, self._phase
 
     def world_changed(self, *, is_left: bool) -> None:
         """The group of all ranks was formed or dissolved: torch's own records can be asked for from now on, or the program is through."""
@@ -233,14 +224,6 @@ def recording_of(folder: Path, rank: int, world_size: int, *, attempt: int) -> I
         return
     with Recording.start(folder, rank, world_size, attempt=attempt):
         yield
-
-
-def _forget_attempts(path: Path, attempt: int, rank: int) -> None:
-    """Remove this rank's rings of attempts before the last one: a job that is restarted often leaves no more than two."""
-    for old in path.parent.glob(f"attempt-*-rank-{rank}.*"):
-        number = old.name.split("-")[1]
-        if number.isdigit() and int(number) < attempt - 1:
-            old.unlink(missing_ok=True)
 
 
 def _forget() -> None:
