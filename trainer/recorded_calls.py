@@ -1,7 +1,10 @@
 """Writing down a process's operations as they begin and end, by standing in for the methods through which Python asks for them."""
 
+import contextlib
+import functools
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,6 +14,7 @@ from types import CodeType, FrameType
 from typing import Any, Protocol
 
 import torch
+import typing_extensions
 from torch.distributed import distributed_c10d as c10d
 
 from trainer import recorded_layout as at
@@ -21,7 +25,11 @@ from validation.flight import Signature
 
 _TORCH = str(Path(torch.__file__).parent) + "/"
 _OWN = str(Path(__file__).parent / "record")  # this module and its like
-_LIBRARY = (_TORCH, _OWN, str(Path(threading.__file__).parent / "contextlib.py"))
+_LIBRARY = (
+    _TORCH,
+    _OWN,
+    *(str(module.__file__) for module in (contextlib, functools, typing_extensions, warnings)),
+)
 
 
 class Stand(Protocol):
