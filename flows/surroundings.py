@@ -7,8 +7,8 @@ from infra.settings import Settings, embedded_environment, load_settings
 from trainer import ranks
 from validation.errors import ConfigError
 
-# what calls of a release need, but not its ranks
-WHEN_IDLE = ("mlflow.pytorch", "mlflow.pyfunc", "sklearn.linear_model", "torch.export")
+# what calls of a release and looks into its incidents need, but not its ranks
+WHEN_IDLE = ("infra.dumps", "mlflow.pytorch", "mlflow.pyfunc", "sklearn.linear_model", "torch.export")
 
 
 def make_ready() -> Settings:

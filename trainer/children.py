@@ -134,6 +134,7 @@ class Child:
         self.status: int | None = None  # wait status, once reaped
         self.stopped = False  # by a signal, and it did not go on
         self.over = False  # it returned, raised, died or was stopped: there is nothing more to wait for
+        self.spared_state = ""  # of its process when its group was ended for another one's sake: its own end says nothing then
 
     def listen(self) -> list[Event]:
         """Take what it said since the last time. A closed pipe or a dead process without a result is a death."""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainer import history
 from trainer.blame import Places, hang_text
-from trainer.children import Child, Say, fork_child, kill_children, pid_of, tail
+from trainer.children import Child, Say, fork_child, kill_children, pid_of, state_of, tail
 from trainer.deaths import Death, End, culprit, deadly, echo, fault_text, fruitless, is_input_error, planned_fault, recoveries
 from trainer.inquiry import Inquiry, faults_of, last_fault
 from trainer.meter import Meter
@@ -200,11 +200,16 @@ class Group:
         ))  # fmt: skip
         self._look_into(ranks, attempt, lost=None, planned=planned)
         remark = f" Planned fault: {fault_text(planned)}." if planned else ""
-        words = f"{what} {so_far}. {finding.explanation}{remark} {self._spent} {finding.action} The evidence is in {self.inquiry.newest}."
+        words = (
+            f"{what} {so_far}. {finding.explanation}{remark} {self._spent} What to do: {finding.action}. The evidence is in "
+            f"{self.inquiry.newest}."
+        )
         return Failure(kind="RankError", text=words, trace="\n".join(finding.evidence))
 
     def _reap(self, ranks: Sequence[Child]) -> int:
         """Kill and reap every rank and hear its last words. Returns: when nothing of them was left, monotonic."""
+        for child in ranks:
+            child.spared_state = "" if child.over else state_of(child.pid)
         statuses = kill_children(self.inquiry.spared())
         reaped_ns = time.monotonic_ns()
         for child in ranks:
@@ -278,7 +283,8 @@ class Group:
             )
 
         until_ns = max(self.until_ns, time.monotonic_ns() + int(COLLECT_S * 1e9))
-        return run_alone(self.request.collect, work, link=self.link, log=self.folder / "logs" / "collect.log", until_ns=until_ns)
+        log = self.folder / "logs" / "collect.log"
+        return run_alone(self.request.collect, work, link=self.link, log=log, until_ns=until_ns, spare=self.inquiry.spared())
 
 
 def _ends(ranks: Sequence[Child]) -> list[End]:

@@ -8,10 +8,11 @@ Nothing here may end a run: what cannot be read or diagnosed is an inconclusive 
 """
 
 import contextlib
+import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from trainer.ring import read_ring
 from trainer.wires import load_target
 from validation import finding as findings
 from validation.canonical import canonical_json
+from validation.diagnose import diagnose
 from validation.errors import ReleaseError
 from validation.finding import Finding
 from validation.flight import Dump, Evidence, RankEvidence
@@ -41,7 +43,7 @@ class Seen:
     ring: Path
     exit_code: int | None = None  # of a rank that ended by itself
     result: str = ""  # what it raised
-    state: str = ""  # "T": a signal stopped it
+    state: str = ""  # of its process before it was ended for another rank's sake; "T": a signal stopped it; "" = see for yourself
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +103,6 @@ def _looked_into(case: Case, read: str) -> Finding:
 
 def _diagnosed(evidence: Evidence) -> Finding:
     try:
-        from validation.diagnose import diagnose
-
         return diagnose(evidence)
     except Exception as error:
         return unknown(f"the diagnosis itself failed ({type(error).__name__}: {error})")
@@ -124,16 +124,22 @@ def _evidence(case: Case, read: str) -> Evidence:
     if case.is_over:
         codes = {seen.rank: seen.exit_code for seen in case.ranks if seen.exit_code is not None}
         finish(case.folder, exit_codes=codes, results={seen.rank: seen.result for seen in case.ranks if seen.result})
+        _put_states(case, number, moments[0][0].states)
     else:
         time.sleep(GAP_S)
         moments.append((take(watched, case.folder, number=number + 1), _dumps(case)))
     if not read:
         return _of_rings(case, moments)
     evidence: Evidence = load_target(read)(case.folder)
-    stopped = {
-        seen.rank: replace(evidence.ranks[seen.rank], state="T") for seen in case.ranks if seen.state and seen.rank in evidence.ranks
-    }
-    return replace(evidence, ranks={**evidence.ranks, **stopped})
+    return evidence
+
+
+def _put_states(case: Case, number: int, found: Mapping[int, str]) -> None:
+    """Say of ranks that were ended for another one's sake what they did before; all of them are gone by now."""
+    path = case.folder / "states.json"
+    states = json.loads(path.read_text())
+    states[str(number)] = {str(seen.rank): seen.state or found.get(seen.rank, "") for seen in case.ranks}
+    path.write_bytes(canonical_json(states))
 
 
 def _dumps(case: Case) -> dict[int, Dump]:

@@ -97,7 +97,7 @@ class Inquiry:
         if not self.children and self.verdict is None:
             if self._watch.is_stalled and (self._stall is None or self._watch.quiet_s >= self._stall.due_s):
                 self._look_at_living(ranks)
-            elif self._dead and made:
+            elif self._dead and all(_is_back(child) for child in ranks):
                 self._look_at_dead(ranks)
 
     @property
@@ -162,7 +162,7 @@ class Inquiry:
         """
         stall, self._stall = self._stall, None
         case = stall.case if stall else self._case(ranks)
-        case = replace(case, is_over=True, ranks=self._seen(ranks), planned=planned)
+        case = replace(case, is_over=True, ranks=self._seen(ranks), planned=planned or (case.planned if stall else ""))
         if stall is not None:
             case = replace(case, looks=stall.looks, known=stall.finding, stalled_s=self._watch.quiet_s)
         before = self._places.left_out
@@ -175,8 +175,8 @@ class Inquiry:
         else:
             self._dead.append(Job(case, done))
 
-    def rest(self) -> None:
-        """Wait for a look that is under way: whoever starts other children next would end it."""
+    def _rest(self) -> None:
+        """Wait for a look that is under way."""
         until_ns = time.monotonic_ns() + int(END_S * 1e9)
         while self.children and time.monotonic_ns() < until_ns:
             wait_for(self.children, self._link, until_ns)
@@ -186,10 +186,10 @@ class Inquiry:
     def finish(self) -> None:
         """Look into what is left, and tell it. Raises EOFError when the flow process hung up."""
         self._moved_again()
-        self.rest()
+        self._rest()
         if self._dead:
             self._look_at_dead([])
-            self.rest()
+            self._rest()
         for message in self._untold:
             self._link.sendall(frame(message))
         self._untold = []
@@ -243,6 +243,11 @@ def _made(ranks: Sequence[Child]) -> int:
     return max(max((child.pulse.updates for child in ranks), default=0) - begun, 0)
 
 
+def _is_back(child: Child) -> bool:
+    """Whether a rank has made an update in this attempt, or had none left to make."""
+    return any(event.name in ("step", "finished") for event in child.events)
+
+
 def _marks(rings: Sequence[Path]) -> tuple[dict[int, Hashable], set[str]]:
     """Where each rank's program is, by rank, and the phases; a rank whose ring cannot be read is left out."""
     marks: dict[int, Hashable] = {}
@@ -260,11 +265,12 @@ def _seen(child: Child, ring: Path) -> Seen:
     """A rank as its leader saw it last."""
     failure = child.failure
     exit_code = 1 if failure else 0 if child.result else None
-    if child.over and not child.stopped and exit_code is None:
+    if child.over and not (child.stopped or child.spared_state) and exit_code is None:
         exit_code = child.exit_code
     result = "ok" if child.result else f"{failure.kind}: {failure.text}".removeprefix(": ") if failure else ""
     return Seen(
-        rank=child.rank, pid=child.pid, log=child.log, ring=ring, exit_code=exit_code, result=result, state="T" if child.stopped else ""
+        rank=child.rank, pid=child.pid, log=child.log, ring=ring, exit_code=exit_code, result=result,
+        state="T" if child.stopped else child.spared_state,
     )  # fmt: skip
 
 

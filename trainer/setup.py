@@ -58,10 +58,11 @@ def settle() -> None:
 
 
 def detect_device(world: World) -> torch.device:
-    """A GPU when there is one (ranks take turns), else the CPU."""
+    """A GPU when there is one (places take turns), else the CPU."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", world.rank % torch.cuda.device_count())
+    place = world.rank if world.place is None else world.place
+    return torch.device("cuda", place % torch.cuda.device_count())
 
 
 def device_facts(device: torch.device) -> dict[str, str | int]:

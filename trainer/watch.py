@@ -3,7 +3,7 @@
 import select
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,8 +61,13 @@ def is_writable(link: socket.socket) -> bool:
     return bool(select.select([], [link], [], 0)[1])
 
 
-def run_alone(name: str, work: Callable[[Say], Any], *, link: socket.socket, log: Path, until_ns: int) -> Result | Failure:
-    """Run `work` in one child and give back what it returned or raised; a death or the deadline is a RankError."""
+def run_alone(
+    name: str, work: Callable[[Say], Any], *, link: socket.socket, log: Path, until_ns: int, spare: Collection[int] = ()
+) -> Result | Failure:
+    """Run `work` in one child and give back what it returned or raised; a death or the deadline is a RankError.
+
+    Args: spare, other children that live on.
+    """
     started_ns = time.monotonic_ns()
     child = fork_child(0, lambda say, _: work(say), log=log, inherited=[link.fileno()])
     while not child.over:
@@ -73,7 +78,7 @@ def run_alone(name: str, work: Callable[[Say], Any], *, link: socket.socket, log
                 "Mend what it waits for, or give it more time (deadline_s)."
             )
         child.listen()
-    child.status = kill_children().get(child.pid)
+    child.status = kill_children(spare).get(child.pid)
     if child.result is None and child.failure is None:
         raise RankError(
             f"the process of {name} {child.describe_end()}. Its result is lost; its last words tell more.\n{tail(log)}".rstrip()

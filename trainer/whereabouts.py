@@ -64,4 +64,4 @@ def _place(child: Child, stack: str) -> str:
 
 
 def _is_library(path: str) -> bool:
-    return "/torch/" in path or (path.startswith(_STDLIB) and "site-packages" not in path)
+    return "/torch/" in path or "/trainer/recorded_" in path or (path.startswith(_STDLIB) and "site-packages" not in path)
