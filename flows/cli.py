@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -63,6 +64,20 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(run=_show)
 
     _add_train(commands)
+
+    diagnose = commands.add_parser("diagnose", help="what the dumps of a hung, crashed or slow job say: who, what, why, what to do")
+    diagnose.add_argument("folder", type=Path, help="flight-recorder dumps, an incident, a run, a timeline or traces (docs/diagnose.md)")
+    diagnose.set_defaults(run=_diagnose)
+
+    drill = commands.add_parser("drill", help="cause a failure for real on a small recipe, and see it found and dealt with")
+    drill.add_argument("names", nargs="*", metavar="NAME", help="failure modes, see --list")
+    drill.add_argument("--all", action="store_true", help="every one of them (a few minutes)")
+    drill.add_argument("--list", action="store_true", help="what there is")
+    drill.set_defaults(run=_drill)
+
+    runbook = commands.add_parser("runbook", help="write the runbook's pages from the registry of failure modes")
+    runbook.add_argument("--into", type=Path, default=Path("docs"), metavar="FOLDER", help="where they go (default docs)")
+    runbook.set_defaults(run=_runbook)
 
     lab = commands.add_parser("lab", help="the all-reduce scaling model: step time and speed-up by workers")
     lab.add_argument("--workers", default="1,2,4,8,16")
@@ -216,6 +231,58 @@ def _train(arguments: argparse.Namespace) -> int:
     document = train(settings, request)
     if arguments.json:
         _print_json(document)
+    return EXIT_DONE
+
+
+def _diagnose(arguments: argparse.Namespace) -> int:
+    from flows.diagnosing import diagnose_folder
+
+    diagnosis = diagnose_folder(arguments.folder)
+    if not arguments.json:
+        from flows.diagnosing_view import render
+
+        render(diagnosis, _people())
+        return EXIT_DONE
+    for problem in diagnosis.problems:
+        print(f"seatrial: note: {problem}", file=sys.stderr)  # noqa: T201
+    _print_json(diagnosis.document())
+    return EXIT_DONE
+
+
+def _drill(arguments: argparse.Namespace) -> int:
+    from flows.drilling import listed, run_drills
+
+    if arguments.list:
+        return _listed([f"{row['drill']:<21} {row['fired_by']}" for row in listed()], listed(), as_json=arguments.json)
+    if bool(arguments.names) == arguments.all:
+        raise ConfigError("name the drills to run, or give --all; nothing was run. `seatrial drill --list` shows them.")
+    from flows.surroundings import make_ready
+
+    document = run_drills(arguments.names, make_ready().home, say=partial(_people().print, soft_wrap=True, highlight=False))
+    if arguments.json:
+        _print_json(document)
+    elif document["broken"]:
+        _people().print(f"{', '.join(document['broken'])} went wrong; the runs stand in {document['folder']}", soft_wrap=True)
+    return EXIT_FAULT if document["broken"] else EXIT_DONE
+
+
+def _runbook(arguments: argparse.Namespace) -> int:
+    from validation.runbook import runbook
+
+    pages = runbook()
+    for path, text in pages.items():
+        page = arguments.into / path
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(text, encoding="utf-8")
+    written = [str(arguments.into / path) for path in pages]
+    return _listed(written, written, as_json=arguments.json)
+
+
+def _listed(lines: Sequence[str], document: Any, *, as_json: bool) -> int:
+    if as_json:
+        _print_json(document)
+    else:
+        _people().print("\n".join(lines), soft_wrap=True, highlight=False)
     return EXIT_DONE
 
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
+from infra.dump_steps import StepRow, step_rows
 from validation.flight import DEFAULT_GROUP, P2P, Dump, Group, Marker, Signature
 
 Entry = Mapping[str, Any]
@@ -31,6 +33,7 @@ class Columns:
     world_size: int  # as the file knows it, 0 = it does not
     host: str
     notes: tuple[str, ...]  # ends of sentences
+    steps: tuple[StepRow, ...]  # that our own recorder wrote
 
 
 def to_columns(document: Mapping[str, Any], rank: int) -> Columns:
@@ -53,17 +56,16 @@ def to_columns(document: Mapping[str, Any], rank: int) -> Columns:
     pairs = np.array([tables.pair(entry) for entry in entries], dtype=np.int32).reshape(-1, 2)
     is_p2p = np.array([tables.signatures[number].op in P2P for number in pairs[:, 1].tolist()], dtype=bool)
     groups.complete()
-    steps = [entry.get("step") for entry in entries]
     wheres, places = _places(entries)
     dump = Dump(
         rank=rank, taken_ns=_int(own.get("taken_ns"), 0), wrapped=_is_wrapped(own, records, entries), groups=tuple(groups.groups),
         signatures=tuple(tables.signatures), places=places, group=pairs[:, 0].copy(), seq=_sequence(entries, pairs[:, 0], is_p2p),
         signature=pairs[:, 1].copy(), created_ns=_ints([entry.get("time_created_ns") for entry in entries], 0),
         finished=np.array([_is_finished(entry) for entry in entries], dtype=bool),
-        step=None if all(step is None for step in steps) else _ints(steps, -1).astype(np.int32), place=wheres,
+        step=_counts(entries, "step"), micro=_counts(entries, "micro"), place=wheres,
         marker=_marker(own.get("marker")),
     )  # fmt: skip
-    return Columns(dump, _world_size(own, dump.groups), str(own.get("host") or ""), _notes(document, records))
+    return Columns(dump, _world_size(own, dump.groups), str(own.get("host") or ""), _notes(document, records), step_rows(own))
 
 
 class _GroupTable:
@@ -123,7 +125,7 @@ class _Tables:
             get("process_group"), get("profiling_name"), get("input_sizes"), get("input_dtypes"), get("output_sizes"),
             get("output_dtypes"), get("reduce_op"), get("root"), get("peer"), get("tag"), get("pg_id"), get("pg_name"),
         )  # fmt: skip
-        key = marshal.dumps(facts, 2)  # equal bytes only for equal values, and much cheaper than tuples of tuples
+        key = _bytes_of(facts)  # equal bytes only for equal values, and much cheaper than tuples of tuples
         found = self._pairs.get(key)
         if found is None:
             group = self.groups.place(entry)
@@ -133,6 +135,13 @@ class _Tables:
                 self.signatures.append(signature)
             found = self._pairs[key] = group, number
         return found
+
+
+def _bytes_of(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:  # of a pickle: what JSON does not know
+        return marshal.dumps(value, 2)
 
 
 def signature_of(entry: Entry, group: Group) -> Signature:
@@ -158,7 +167,8 @@ def _is_finished(entry: Entry) -> bool:
         return True
     if state == "started":
         return False
-    return bool(entry.get("retired")) or _int(entry.get("left_ns"), 0) > 0
+    retired = entry.get("retired")
+    return bool(retired) if retired is not None else _int(entry.get("left_ns"), 0) > 0
 
 
 def _is_wrapped(own: Mapping[str, Any], records: npt.NDArray[np.int64], entries: Sequence[Entry]) -> bool:
@@ -182,6 +192,12 @@ def _sequence(entries: Sequence[Entry], groups: npt.NDArray[np.int32], is_p2p: n
     return seq
 
 
+def _counts(entries: Sequence[Entry], key: str) -> npt.NDArray[np.int32] | None:
+    """What our own recorder adds to entries; None where it did not."""
+    values = [entry.get(key) for entry in entries]
+    return None if all(value is None for value in values) else _ints(values, -1).clip(-1, 2**31 - 1).astype(np.int32)
+
+
 def _places(entries: Sequence[Entry]) -> tuple[npt.NDArray[np.int32] | None, tuple[str, ...]]:
     """Numbers of call sites and their table; None where no entry has one."""
     table: dict[str, int] = {}
@@ -189,7 +205,7 @@ def _places(entries: Sequence[Entry]) -> tuple[npt.NDArray[np.int32] | None, tup
     numbers = []
     for entry in entries:
         source = entry.get("where") or entry.get("frames")
-        key = marshal.dumps(source, 2) if source else b""
+        key = _bytes_of(source) if source else b""
         if key not in seen:
             seen[key] = table.setdefault(_place(source), len(table))
         numbers.append(seen[key])

@@ -19,6 +19,7 @@ import numpy as np
 
 from infra.dump_columns import to_columns
 from infra.dump_raw import UnreadableDump, parse
+from infra.dump_steps import StepRow
 from validation.flight import Dump, Signature
 
 MAX_BYTES = 256 * 2**20  # of one file; a full ring of 2,000 operations is about 1 MB, with stacks some MB
@@ -34,6 +35,7 @@ class Parsed:
     dump: Dump | None = None
     world_size: int = 0
     host: str = ""
+    steps: tuple[StepRow, ...] = ()
     is_cut: bool = False  # its newest operations are lost
     notes: tuple[str, ...] = ()  # ends of sentences that begin with the file's name; with no dump: why not
 
@@ -64,7 +66,7 @@ def read_file(path: Path, rank: int) -> Parsed:
     except Exception as error:  # whatever a hostile document leads to is that file's fault, and the others are still to be read
         return Parsed(notes=(f"is no dump that can be understood ({type(error).__name__}: {error})",))
     notes = (*([raw.note] if raw.note else ()), *found.notes)
-    return Parsed(dump=found.dump, world_size=found.world_size, host=found.host, is_cut=raw.is_cut, notes=notes)
+    return Parsed(dump=found.dump, world_size=found.world_size, host=found.host, steps=found.steps, is_cut=raw.is_cut, notes=notes)
 
 
 def share_tables(parsed: Sequence[Parsed]) -> list[Parsed]:

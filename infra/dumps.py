@@ -18,6 +18,7 @@ import pandas as pd
 from infra.dump_names import Found, Kind, find, same_job
 from infra.dump_pool import Parsed, read_files
 from infra.dump_runs import Member, moment_ns, one_run
+from infra.dump_steps import StepRow, timeline_of
 from infra.stack_files import parse_stack
 from infra.traces import read_timeline
 from validation.errors import DataError
@@ -64,6 +65,8 @@ def read_folder(folder: Path) -> Reading:
         over = {number for number, seen in states.items() if seen.get(rank) == GONE}
         ranks[rank] = _rank_evidence(rank, by_rank.get(rank, []), codes.get(rank), newest_states.get(rank, ""), stacks, results, over)
     timeline = _timeline(found, problems)
+    if timeline is None:
+        timeline = timeline_of({rank: steps for rank, own in by_rank.items() if (steps := _newest_steps(own))})
     if not ranks and timeline is None and not any(item.kind in ("trace", "ring") for item in found):
         raise DataError(_nothing(folder, found, problems))
     incident = _document(found, "incident", problems)
@@ -144,6 +147,11 @@ def _rank_evidence(
 
 def _rank_of(member: Member) -> int:
     return member.dump.rank
+
+
+def _newest_steps(members: Sequence[Member]) -> Sequence[StepRow]:
+    newest = max(members, key=lambda member: (moment_ns(member.dump), member.found.number))
+    return newest.parsed.steps
 
 
 def _newest_is_cut(members: Sequence[Member]) -> bool:

@@ -43,14 +43,17 @@ def read_trace_file(path: Path) -> TraceFile:
 
 
 def read_timeline(path: Path) -> pd.DataFrame:
-    """Read a run's timeline, sorted by (step, rank). Raises DataError when it is no table or lacks a column."""
+    """Read a run's timeline, sorted by (step, rank); columns beyond TIMELINE_COLUMNS stay.
+
+    Raises: DataError when it is no table or lacks a column.
+    """
     table = _table(path)
     if missing := [name for name in TIMELINE_COLUMNS if name not in table.columns]:
         raise DataError(
             f"{path.name} lacks the columns {', '.join(missing)} of a timeline, so it was left out. Give a timeline that `seatrial train` "
             "wrote, or a trace-NAME.parquet."
         )
-    return table[list(TIMELINE_COLUMNS)].sort_values(["step", "rank"], kind="stable", ignore_index=True)
+    return table.sort_values(["step", "rank"], kind="stable", ignore_index=True)
 
 
 def _table(path: Path) -> pd.DataFrame:
