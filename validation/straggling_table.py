@@ -18,6 +18,8 @@ Matrix = npt.NDArray[np.float32]  # (S, W)
 BEFORE = ("between", "data", "forward", "backward")  # own work before the step's first collective; between: since the step before ended
 AFTER = ("transfer", "optimizer", "checkpoint")  # what makes a rank late for the next one
 NOT_A_TIMELINE = "Give the timeline.parquet that a run leaves in its folder."
+ROWS_AT_ONCE = 256  # steps: the temporaries stay small
+SAMPLED = 1000  # steps that tell whether waiting is recorded inside backward
 OVERLAP_SHARE = 0.5  # of the waiting that has to be inside other phases before it is taken out: rounding is not
 
 
@@ -58,13 +60,17 @@ def read_steps(timeline: pd.DataFrame) -> Steps:
     shape = (len(steps), len(ranks))
 
     def matrix(name: str) -> Matrix:
-        values = pd.to_numeric(timeline[name], errors="coerce").to_numpy(dtype=np.float32, na_value=np.nan)
-        return np.ascontiguousarray((values if order is None else values[order]).reshape(shape))
+        column = timeline[name]
+        if column.dtype.kind not in "fiu":
+            column = pd.to_numeric(column, errors="coerce").astype(np.float64)
+        values = column.to_numpy().astype(np.float32, copy=False)
+        return (values if order is None else values[order]).reshape(shape)
 
-    wall, wait, samples = matrix("step_ms"), matrix("wait_ms"), matrix("samples")
+    wall, wait, samples = matrix("step_ms"), matrix("wait_ms").copy(), matrix("samples")  # a copy: it may be mended
     own = {name: matrix(f"{name}_ms") for name in (*BEFORE[1:], *AFTER)}
     own["between"] = _between(timeline["start_ns"], order, wall, steps)
-    kept: npt.NDArray[np.bool_] = np.logical_and.reduce([np.isfinite(values).all(axis=1) for values in (wall, wait, *own.values())])
+    sums = [values.sum(axis=1, dtype=np.float64) for values in (wall, wait, *own.values())]  # finite if all are
+    kept = np.asarray(np.isfinite(sums).all(axis=0))
     if not kept.any():
         raise DataError(
             f"no step of the timeline has finite times on all {len(ranks)} ranks. Nothing can be said of them. {NOT_A_TIMELINE}"
@@ -88,12 +94,12 @@ def _rectangle(
     rank: npt.NDArray[np.int64], step: npt.NDArray[np.int64], notes: list[str]
 ) -> tuple[npt.NDArray[np.int64] | None, npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Rows sorted by (step, rank) that make a full rectangle (None: they do as they are), its ranks and steps."""
-    ranks = np.unique(rank)
-    if len(rank) % len(ranks) == 0:
-        as_they_are = step.reshape(-1, len(ranks))
-        is_sorted = bool((rank.reshape(as_they_are.shape) == ranks).all() and (as_they_are == as_they_are[:, :1]).all())
-        if is_sorted and bool((np.diff(as_they_are[:, 0]) > 0).all()):
-            return None, ranks, as_they_are[:, 0].copy()
+    width = int(np.argmax(step != step[0])) or len(step)  # rows of the first step, if they are sorted
+    if len(rank) % width == 0:
+        table, ranks = step.reshape(-1, width), rank[:width]
+        is_sorted = bool((np.diff(ranks) > 0).all() and (np.diff(table[:, 0]) > 0).all())
+        if is_sorted and bool((table == table[:, :1]).all() and (rank.reshape(table.shape) == ranks).all()):
+            return None, ranks.copy(), table[:, 0].copy()
     order = np.lexsort((rank, step))  # stable
     last = np.append((np.diff(step[order]) != 0) | (np.diff(rank[order]) != 0), True)
     order = order[last]
@@ -109,15 +115,17 @@ def _rectangle(
 
 def _between(start: pd.Series, order: npt.NDArray[np.int64] | None, wall: Matrix, steps: npt.NDArray[np.int64]) -> Matrix:
     """Time from the end of the step before to the start of this one, by each rank's own clock, beyond the rank that took the least."""
-    stamps = pd.to_numeric(start, errors="coerce").fillna(0).to_numpy(dtype=np.int64)
+    if start.dtype.kind not in "iu":
+        start = pd.to_numeric(start, errors="coerce").fillna(0)
+    stamps = start.to_numpy().astype(np.int64, copy=False)
     starts = (stamps if order is None else stamps[order]).reshape(wall.shape)
     between = np.zeros(wall.shape, dtype=np.float32)
-    if len(steps) > 1:
-        between[1:] = (starts[1:] - starts[:-1]) / 1e6
-        between[1:] -= wall[:-1]
-        between[1:][np.diff(steps) != 1] = 0
-        np.maximum(between, 0, out=between)
-        between -= between.min(axis=1, keepdims=True)
+    follows = np.diff(steps) == 1
+    for first in range(1, len(steps), ROWS_AT_ONCE):
+        rows, before = slice(first, first + ROWS_AT_ONCE), slice(first - 1, min(first + ROWS_AT_ONCE, len(steps)) - 1)
+        gap = ((starts[rows] - starts[before]) / 1e6).astype(np.float32) - wall[before]
+        np.maximum(gap, 0, out=gap)
+        between[rows] = np.where(follows[before, None], gap - gap.min(axis=1, keepdims=True), 0)
     return between
 
 
@@ -126,14 +134,22 @@ def _mend(own: dict[str, Matrix], wait: Matrix, wall: Matrix, notes: list[str]) 
     if (wait < 0).any():
         notes.append("some ranks arrive after the last arrival: clocks differ; read as no waiting")
         np.maximum(wait, 0, out=wait)
-    before = own["data"] + own["forward"] + own["backward"]
     if wait.shape[1] > 1 and not wait.any():
-        if not np.ptp(before, axis=1).any():
-            return
-        notes.append("no waiting was recorded: arrivals are reckoned from the phases")
-        wait += before.max(axis=1, keepdims=True) - before
+        before = own["data"] + own["forward"] + own["backward"]
+        if np.ptp(before, axis=1).any():
+            notes.append("no waiting was recorded: arrivals are reckoned from the phases")
+            wait += before.max(axis=1, keepdims=True) - before
         return
-    overlap = before + wait + own["transfer"] + own["optimizer"] + own["checkpoint"] - wall
-    if (hidden := float(np.clip(overlap, 0, wait).sum())) > OVERLAP_SHARE * float(wait.sum()) > 0 and hidden > 0:
-        own["backward"] = np.maximum(own["backward"] - np.clip(overlap, 0, wait), 0)
+    every = max(1, len(wait) // SAMPLED)
+    if float(_hidden(own, wait, wall, slice(None, None, every)).sum()) > OVERLAP_SHARE * float(wait[::every].sum()) > 0:
+        own["backward"] = own["backward"].copy()
+        for first in range(0, len(wait), ROWS_AT_ONCE):
+            rows = slice(first, first + ROWS_AT_ONCE)
+            own["backward"][rows] -= np.minimum(_hidden(own, wait, wall, rows), own["backward"][rows])
         notes.append("backward was recorded with the waiting inside it: taken out")
+
+
+def _hidden(own: Mapping[str, Matrix], wait: Matrix, wall: Matrix, rows: slice) -> Matrix:
+    """Waiting of some steps that is inside their other phases: what the phases add up to beyond the step."""
+    parts = [own[name][rows] for name in ("data", "forward", "backward", *AFTER)]
+    return np.asarray(np.clip(np.add.reduce(parts) + wait[rows] - wall[rows], 0, wait[rows]), dtype=np.float32)
