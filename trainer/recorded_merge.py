@@ -91,6 +91,8 @@ class _Theirs:
         return None
 
     def _fits(self, mine: Recorded, place: int) -> bool:
+        if not _is_same(mine.signature.op, str(self._entries[place]["profiling_name"])):
+            return False
         stamp = int(self._entries[place]["time_created_ns"])
         until = mine.left_ns if mine.left_ns and not mine.is_failed else mine.created_ns + SLACK_NS
         return mine.created_ns - SLACK_NS <= stamp <= max(until, mine.created_ns) + SLACK_NS
@@ -98,6 +100,12 @@ class _Theirs:
     def left(self) -> list[Entry]:
         """Those that no ring's entry took: C++ began them."""
         return [entry for place, entry in enumerate(self._entries) if place not in self._taken]
+
+
+def _is_same(op: str, theirs: str) -> bool:
+    """Whether a backend's name is that of an operation: "gloo:all_reduce", "nccl:_all_gather_base", "nccl:send 0->1"."""
+    mine, name = op.replace("_", ""), theirs.rpartition(":")[2].replace("_", "").lower()
+    return name.startswith(mine) or (op == "barrier" and name.endswith("barrier")) or (op == "reduce_scatter" and name == "allreduce")
 
 
 def _laid_over(mine: Recorded, theirs: Entry | None, marker: Marker) -> Entry:

@@ -5,8 +5,10 @@ What C++ asks for by itself (the buckets of DDP, functional collectives) passes 
 small server of torch's, in C++, hands that out while the interpreter is held.
 """
 
+import ctypes
 import os
 import secrets
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +24,7 @@ from validation.flight import DEFAULT_GROUP, P2P
 ProcessGroup: Any = dist.ProcessGroup
 Work: Any = c10d.Work
 SERVER_PREFIX = "seatrial-"
+PING_S = 0.5  # it answers within a ms, but for the moment in which it starts
 
 
 class Call(NamedTuple):
@@ -86,6 +89,11 @@ def methods() -> dict[str, Any]:
     return {name: ProcessGroup.__dict__[name] for name in CALLS if name in ProcessGroup.__dict__}
 
 
+def has_world() -> bool:
+    """Whether there is a group of all ranks."""
+    return dist.is_available() and dist.is_initialized()
+
+
 class Members(NamedTuple):
     """A process group that this rank is in."""
 
@@ -146,12 +154,23 @@ class Server:
             self.address = f"@{name}"
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop answering. A server that does not answer yet is left to the end of the process: torch would wait for it for ever."""
         server, self._server = self._server, None
-        if server is not None:
+        if server is None:
+            return
+        if self._answers():
             with suppress(Exception), _quiet():
                 server.shutdown()
-            del server
+        else:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(server))  # its destructor would wait, too
+
+    def _answers(self) -> bool:
+        with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as link:
+            link.settimeout(PING_S)
+            link.connect("\0" + self.address.removeprefix("@"))
+            link.sendall(b"POST /handler/ping HTTP/1.0\r\nContent-Length: 0\r\n\r\n")
+            return link.recv(64).startswith(b"HTTP/1.1 200")
+        return False
 
 
 @contextmanager

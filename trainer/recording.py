@@ -8,6 +8,7 @@ All of it lies in a ring file (trainer/ring.py) that outlives the process, and i
 program over torch.distributed. Recording never ends what it records: without room on the disk it goes on in memory.
 """
 
+import atexit
 import gc
 import os
 import sys
@@ -81,6 +82,9 @@ class Recording:
             self.ring.stack_signal(answer_with_stacks(self.ring.path.with_suffix(".stack")))
         gc.callbacks.append(self._collected)
         self._notes.watch()
+        if recorded_torch.has_world():
+            self._serve()
+        atexit.register(self._stop_serving)
         _CURRENT = self
         threading.Thread(target=self._beat, daemon=True, name="recording").start()
 
@@ -144,8 +148,8 @@ class Recording:
         self._notes.unwatch()
         with suppress(ValueError):
             gc.callbacks.remove(self._collected)
-        if self._server is not None:
-            self._server.close()
+        self._stop_serving()
+        atexit.unregister(self._stop_serving)
         if _CURRENT is self:
             _CURRENT = None
 
@@ -167,9 +171,19 @@ class Recording:
         """The group of all ranks was formed or dissolved: torch's own records can be asked for from now on, or the program is through."""
         if is_left:
             self.phase("done")
-        elif self._server is None:
+        else:
+            self._serve()
+
+    def _serve(self) -> None:
+        if self._server is None:
             self._server = recorded_torch.Server()
             self.ring.address(self._server.address)
+
+    def _stop_serving(self) -> None:
+        server, self._server = self._server, None
+        if server is not None:
+            self.ring.address("")
+            server.close()
 
     def _stand(self, name: str, now_ns: int) -> None:
         self._phase_ns[self._place] += now_ns - self._since_ns
