@@ -21,7 +21,7 @@ _GONE = ("X", "Z")
 def first_deaths(scene: Scene, waits: tuple[Wait, ...]) -> tuple[int, ...]:
     """Ranks whose death is a cause: killed by a signal, or gone with an error, before anybody gave up waiting. Aborts are judged apart."""
     dead = {rank: code for rank in scene.ranks if (code := _death(scene, rank)) is not None}
-    if len(dead) == len(scene.ranks):  # the whole job was ended, and only a fault of its own tells one from the others
+    if len(dead) == len(scene.ranks) > 1:  # the whole job was ended, and only a fault of its own tells one from the others
         dead = {rank: code for rank, code in dead.items() if code in _FAULTS}
     causes = [rank for rank, code in dead.items() if code != _ABORTED and _is_cause(scene, rank, code, waits)]
     if not causes:
