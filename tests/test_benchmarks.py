@@ -19,6 +19,8 @@ NAMES = (
     "silent_errors",
     "false_alarms",
     "gate_cost",
+    "straggler_report",
+    "what_if",
 )
 
 
