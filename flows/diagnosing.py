@@ -1,21 +1,24 @@
 """`seatrial diagnose`: a folder of evidence -> what, who, why, what to do. Needs neither Prefect, MLflow nor torch."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from validation.diagnose import diagnose
 
 from flows.diagnosing_traces import trace_finding
 from infra.dump_names import Found
 from infra.dumps import Reading, read_folder, without_cut
 from infra.traces import TraceFile, read_traces
 from validation.canonical import plain
+from validation.diagnose import diagnose
 from validation.errors import DataError, ReleaseError
 from validation.finding import Finding, document
 from validation.flight import Evidence, RankEvidence
+
+MOST_ROWS = 2_000_000  # of a timeline that is replayed; a larger one is only searched for stragglers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,6 +56,8 @@ def diagnose_folder(folder: Path) -> Diagnosis:
     finding = judge(replace(reading, evidence=evidence)) if evidence.ranks or evidence.timeline is not None else None
     if traces:
         finding = _with_traces(finding, traces, problems)
+    elif finding is not None:
+        finding = with_figures(finding, evidence)
     assert finding is not None
     return Diagnosis(finding=finding, evidence=evidence, problems=tuple(dict.fromkeys(problems)))
 
@@ -104,6 +109,18 @@ def _newest_attempt(rings: Sequence[Found]) -> list[Found]:
     }
     newest = max(attempts.values(), default=0)
     return [item for item in rings if attempts.get(item.path, newest) == newest]
+
+
+def with_figures(finding: Finding, evidence: Evidence) -> Finding:
+    """The finding with the figures of a replay of the timeline, where there is one that can be replayed."""
+    table = evidence.timeline
+    if table is None or finding.what_if or len(table) > MOST_ROWS:
+        return finding
+    from validation.what_if import what_if
+
+    with contextlib.suppress(DataError):  # e.g. no step that all ranks ended: the finding does not hang on it
+        return replace(finding, what_if=what_if(table).document())
+    return finding
 
 
 def _with_traces(finding: Finding | None, traces: Sequence[TraceFile], problems: list[str]) -> Finding | None:

@@ -161,10 +161,8 @@ def _newest_is_cut(members: Sequence[Member]) -> bool:
 
 
 def without_cut(reading: Reading) -> Evidence:
-    """The evidence without the newest dumps of ranks whose files are cut off, as if those ranks had left none."""
-    ranks = {
-        rank: replace(known, dumps=known.dumps[:-1]) if rank in reading.cut else known for rank, known in reading.evidence.ranks.items()
-    }
+    """The evidence without the dumps of ranks whose newest file is cut off, as if they had left none: older ones would show them behind."""
+    ranks = {rank: replace(known, dumps=()) if rank in reading.cut else known for rank, known in reading.evidence.ranks.items()}
     return replace(reading.evidence, ranks=ranks)
 
 
