@@ -47,7 +47,7 @@ class Recording:
         self._names = {name: (ring.phase_of(name), _PLACES.get(name, _OTHER)) for name in at.PHASES}
         self._aside: dict[int, tuple[int, int, int]] = {}  # thread -> labels of its own
         self._notes = Notes(ring)
-        self._gc_began_ns = 0
+        self._gc_began_ns, self._beaten_ns = 0, time.monotonic_ns()
         self._end = threading.Event()
         self._calls = Calls(ring, self)
         self._server: recorded_torch.Server | None = None
@@ -75,7 +75,7 @@ class Recording:
 
     def _begin(self) -> None:
         global _CURRENT
-        self.ring.beat(time.time_ns(), time.monotonic_ns())
+        self.beat()
         self.phase("setup")
         self._calls.install()
         if self.ring.path is not None:
@@ -86,7 +86,7 @@ class Recording:
             self._serve()
         atexit.register(self._stop_serving)
         _CURRENT = self
-        threading.Thread(target=self._beat, daemon=True, name="recording").start()
+        threading.Thread(target=self._beat_on, daemon=True, name="recording").start()
 
     def step(self, number: int, phase: str = "data") -> None:
         """A step (0-based) begins, with this phase; the one before is over."""
@@ -97,8 +97,10 @@ class Recording:
         self._notes.came_to(number)
 
     def phase(self, name: str) -> None:
-        """A phase begins; time from here on is its."""
-        self._stand(name, time.time_ns())
+        """A phase begins; time from here on is its. Nothing happens when it is under way."""
+        known = self._names.get(name)
+        if known is None or known[0] != self._phase:
+            self._stand(name, time.time_ns())
 
     def micro(self, number: int, phase: str = "forward") -> None:
         """A micro-batch (0-based) of the step begins, with this phase."""
@@ -192,7 +194,7 @@ class Recording:
             known = self._names[name] = (self.ring.phase_of(name), _OTHER)
         self._phase, self._place = known
         self._since_ns = now_ns
-        self.ring.mark(self._step, self._micro, self._phase, now_ns)
+        self.ring.mark(self._step, self._micro, known[0], now_ns)
 
     def _end_step(self, now_ns: int) -> None:
         self._phase_ns[self._place] += now_ns - self._since_ns
@@ -201,21 +203,29 @@ class Recording:
             self.ring.step(self._step, self._began_ns, self._arrival_ns, now_ns, self._phase_ns, self._inside_ns, self._gc_ns)
         self._phase_ns, self._inside_ns, self._gc_ns = [0] * len(at.PHASES), [0] * len(at.PHASES), 0
 
-    def _beat(self) -> None:
-        last_ns = time.monotonic_ns()
-        while not self._end.wait(BEAT_S):
-            wall_ns, now_ns = time.time_ns(), time.monotonic_ns()
-            self.ring.beat(wall_ns, now_ns)
-            late_ns, last_ns = now_ns - last_ns - int(BEAT_S * 1e9), now_ns
-            if late_ns > SILENT_NS:
-                self.ring.event("silent", wall_ns - late_ns, late_ns, self._step, self._phase)
-            self._notes.look(self._main)
+    def beat(self) -> None:
+        """Show that the interpreter is not held, say how long it was, and see what the main thread deals with."""
+        wall_ns, now_ns = time.time_ns(), time.monotonic_ns()
+        self.ring.beat(wall_ns, now_ns)
+        late_ns, self._beaten_ns = now_ns - self._beaten_ns - int(BEAT_S * 1e9), now_ns
+        if late_ns > SILENT_NS:
+            self.ring.event("silent", wall_ns - late_ns, late_ns, self._step, self._phase)
+        self._notes.look(self._main)
 
-    def _collected(self, moment: str, _facts: dict[str, int]) -> None:
+    def _beat_on(self) -> None:
+        while not self._end.wait(BEAT_S):
+            self.beat()
+
+    def _collected(self, moment: str, facts: dict[str, int]) -> None:
         now_ns = time.time_ns()
+        is_full = facts["generation"] == 2  # may take seconds: who looks meanwhile sees what it is
         if moment == "start":
             self._gc_began_ns = now_ns
+            if is_full:
+                self.ring.mark(self._step, self._micro, self.ring.phase_of("gc"), now_ns)
             return
+        if is_full:
+            self.ring.mark(self._step, self._micro, self._phase, self._since_ns)
         lasted_ns = now_ns - self._gc_began_ns
         self._gc_ns += lasted_ns
         if lasted_ns > GC_NS:

@@ -61,7 +61,8 @@ def run_on(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> None:
         emit(event, **fields)
 
     loop.run_rank(job, world, rendezvous, noting)
-    (Path(job.folder) / "updates.json").write_text(json.dumps(moments))
+    if world.rank == 0:  # who speaks of every update
+        (Path(job.folder) / "updates.json").write_text(json.dumps(moments))
 
 
 def run_off(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> None:
