@@ -10,6 +10,8 @@ from typing import Literal
 
 Kind = Literal["dump", "stack", "result", "exits", "states", "incident", "timeline", "trace", "ring"]
 MAX_FILES, MAX_DEPTH = 200_000, 4
+RUN_FILE, OF_A_RUN = "group.jsonl", frozenset({"parts", "logs", "checkpoints"})  # a run of ours and its folders that hold no evidence
+INCIDENTS = "incidents"
 DUMP_SUFFIXES = frozenset({"", ".json", ".pkl", ".pickle", ".bin", ".dump", ".trace", ".fr", ".hang", ".after", ".snapshot", ".txt"})
 WHOLE = {
     "exitcodes.json": "exits", "exit_codes.json": "exits", "exit-codes.json": "exits", "states.json": "states",
@@ -119,7 +121,8 @@ def _files(folder: Path, problems: list[str]) -> Iterator[Path]:
         here = Path(root)
         linked = [name for name in folders if (here / name).is_symlink()]
         problems += [f"{(here / name).relative_to(folder)} is a link to a folder and was not followed" for name in sorted(linked)]
-        folders[:] = sorted(set(folders) - set(linked)) if len(here.relative_to(folder).parts) < MAX_DEPTH else []
+        not_evidence = OF_A_RUN if RUN_FILE in names else frozenset()
+        folders[:] = sorted(set(folders) - set(linked) - not_evidence) if len(here.relative_to(folder).parts) < MAX_DEPTH else []
         for name in sorted(names):
             count += 1
             if count > MAX_FILES:

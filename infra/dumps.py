@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pandas as pd
 
-from infra.dump_names import Found, Kind, find, same_job
+from infra.dump_names import INCIDENTS, Found, Kind, find, same_job
 from infra.dump_pool import Parsed, read_files
 from infra.dump_runs import Member, moment_ns, one_run
 from infra.dump_steps import StepRow, timeline_of
@@ -95,13 +95,30 @@ def job_files(folder: Path) -> tuple[list[Found], list[str]]:
     if len(jobs) < 2:
         return next(iter(jobs.values()), []), problems
     if "" in jobs:
-        others = sorted(job for job in jobs if job)
-        problems.append(f"folders with evidence of their own are left aside: {_some(others)}; diagnose one of them by giving its path")
+        others = sorted(job for job in jobs if job and not job.startswith(f"{INCIDENTS}/"))
+        if others:
+            problems.append(f"folders with evidence of their own are left aside: {_some(others)}; diagnose one of them by giving its path")
+        incidents = [_incident(folder, job) for job in sorted(jobs) if job.startswith(f"{INCIDENTS}/")]
+        if incidents:
+            problems.append(
+                f"evidence of earlier moments of this run: {_some(incidents[-NAMED:])}; diagnose one of them by giving its path"
+            )
         return jobs[""], problems
     raise DataError(
         f"{folder} holds the evidence of {len(jobs)} jobs: {_some(sorted(jobs))}. One diagnosis is about one job, so nothing was "
         f"diagnosed. Give one of them, e.g. seatrial diagnose {folder / min(jobs)}"
     )
+
+
+def _incident(folder: Path, job: str) -> str:
+    """An incident of a run, and what was found in it at the time."""
+    value: Any = _guarded(folder / job / "incident.json", lambda path: json.loads(_head(path, TEXT_BYTES)), None, [])
+    finding = value.get("finding") if isinstance(value, dict) else None
+    if not isinstance(finding, dict):
+        return job
+    ranks = finding.get("ranks")
+    who = f" of rank {', '.join(map(str, ranks[:NAMED]))}" if isinstance(ranks, list) and ranks else ""
+    return f"{job} ({finding.get('verdict')}: {str(finding.get('kind')).replace('_', ' ')}{who})"
 
 
 def _parsed(found: Sequence[Found]) -> tuple[list[Member], list[str]]:

@@ -113,12 +113,19 @@ def test_a_runs_folder_is_read_by_its_newest_rings(tmp_path: Path, capsys: Captu
         for rank in (0, 1):
             writer = RingWriter(tmp_path / "flight" / f"attempt-{attempt}-rank-{rank}.ring", rank=rank, world_size=2, entries=16)
             writer.close()
-    (tmp_path / "incidents" / "001").mkdir(parents=True)
+    job(tmp_path / "incidents" / "001")
+    finding = {"verdict": "hang", "kind": "missing_participant", "ranks": [2]}
+    write(tmp_path / "incidents" / "001" / "incident.json", {"world_size": 4, "finding": finding})
+    (tmp_path / "group.jsonl").touch()
+    write(tmp_path / "parts" / "attempt-0" / "rank-1" / "end.json", {"steps": 3})
 
     diagnosis = diagnose_folder(tmp_path)
 
     assert sorted(diagnosis.evidence.ranks) == [0, 1]
     assert diagnosis.evidence.world_size == 2
+    assert len(diagnosis.problems) == 1
+    assert "incidents/001 (hang: missing participant of rank 2)" in diagnosis.problems[0]
+    assert diagnose_folder(tmp_path / "incidents").finding.ranks == (2,)
 
 
 def test_a_slow_rank_is_named_from_a_timeline(tmp_path: Path, capsys: Capture) -> None:
