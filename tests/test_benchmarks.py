@@ -19,6 +19,7 @@ NAMES = (
     "silent_errors",
     "false_alarms",
     "gate_cost",
+    "hang_cases",
     "straggler_report",
     "what_if",
 )

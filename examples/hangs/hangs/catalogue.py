@@ -54,7 +54,7 @@ class Case:
 _TABLE = """
 H01 | 4 | extra_collective | 0 | 0 barrier @6 | leaving:h01 | alan-turing-institute/autocast#381 | a save with a barrier on rank 0 alone
 H02 | 4 | op_type_mismatch | 0 | 0 all_gather all_reduce @6 | leaving:h02 | pytorch/pytorch#77562 | the best loss known to rank 0 only
-H03* | 4 | missing_participant | 2 | 0 barrier all_reduce @8 | leaving:h03 | Lightning-AI/pytorch-lightning#379 | early stop on one rank
+H03 | 4 | missing_participant | 2 | 0 barrier all_reduce @8 | leaving:h03 | Lightning-AI/pytorch-lightning#379 | early stop on one rank
 H05 | 2 | op_type_mismatch | - / 0 1 | 0 broadcast all_reduce | leaving:h05 | speechbrain/speechbrain#2401 | checkpoints by the wall clock
 H08 | 4 | missing_participant | 2 | 0 barrier all_reduce @12 | leaving:h08 | NVIDIA-NeMo/Automodel#2468 | a micro-batch is skipped
 H10 | 4 | uneven_inputs | 1 | 0 all_reduce | leaving:h10 | pytorch/pytorch#141069 | an iterable data set of unequal length
@@ -75,7 +75,7 @@ H32 | 4 | exception_path | 3 | 0 all_reduce @7 | ending:h32 | ai2cm/ace#850 | a 
 H33* | 4 | teardown_deadlock | 2 | 0 barrier all_reduce @6 | ending:h33 | pytorch/torchtitan#1342 | clean-up in finally waits for the others
 H36 | 4 | dead_process | 2 | 0 all_reduce @5 | ending:h36 | pytorch/pytorch#17113 | a crash leaves the others waiting
 H37 | 2 | frozen_process | 0 | 0 all_reduce @5 | ending:h37 | pytorch/pytorch#122694 | a C call keeps the interpreter's lock
-H38* | 4 | dataloader_deadlock | 0 | 0 all_reduce @7 ; data | waiting:h38 | pytorch/pytorch#87995 | a loader's queue that nobody feeds
+H38 | 4 | dataloader_deadlock | 0 | 0 all_reduce @7 ; data | waiting:h38 | pytorch/pytorch#87995 | a loader's queue that nobody feeds
 H40 | 4 | late_rank | 0 | checkpoint_io checkpoint | late:h40 | EleutherAI/bergson#444 | rank 0 writes alone for six seconds
 H40-short | 4 | late_rank | 0 | checkpoint_io checkpoint | late:h40 | EleutherAI/bergson#444 | the same, longer than the time-out
 H42 | 4 | late_rank | - / 0 1 2 3 | gc | late:h42 | marin-community/marin#9205 | staggered garbage collection
@@ -96,9 +96,9 @@ OWN-38 | 4 | root_mismatch silent_mismatch | 2 | 0 broadcast @7 | arguments:othe
 OWN-10 | 4 | root_mismatch | 2 | 0 gather @5 | arguments:other_gather_root | | gathered for itself
 OWN-11 | 3 | silent_mismatch | 2 | 0 all_reduce @6 | arguments:other_operator | | the maximum where others add
 OWN-12 | 5 | dtype_mismatch silent_mismatch | 3 | 0 all_reduce @5 | arguments:other_type | | as many bytes, another type
-OWN-13 | 4 | order_swap_same_group | 1 | 0 broadcast all_reduce @5 | arguments:swapped | | a reduction before the broadcast
+OWN-13 | 4 | order_swap_same_group op_type_mismatch | 1 | 0 broadcast all_reduce @5 | arguments:swapped | | a reduction before the broadcast
 OWN-14 | 5 | shape_mismatch | 3 | 0 all_gather @7 | arguments:wrong_length | | a batch that was not padded
-OWN-15* | 8 | missing_participant | 6 | 6 all_reduce @3 | groups:pair_left_out | | nested groups, one pair's reduction left out
+OWN-15 | 8 | missing_participant | 6 | 6 all_reduce @3 | groups:pair_left_out | | nested groups, one pair's reduction left out
 OWN-16 | 3 | order_swap_cross_group | - / 0 1 2 | 1 2 3 all_reduce @1 | groups:three_groups | | a cycle over three groups
 OWN-17 | 4 | order_swap_cross_group | 1 / - | 0 1 all_reduce | groups:half_swapped | | the world before the half
 OWN-18 | 8 | group_membership_mismatch missing_participant | 7 / - | | groups:one_makes_no_group | | a rank leaves out a new_group
@@ -112,7 +112,7 @@ OWN-25 | 4 | exception_path missing_participant | 0 | 0 all_reduce barrier @8 | 
 OWN-26 | 4 | exception_path | 2 | 0 all_reduce @6 | ending:raises | | an exception ends one rank at once
 OWN-27 | 3 | teardown_deadlock | 1 | 0 all_gather all_reduce @7 | ending:cleans_up_together | | a last checkpoint on the way out
 OWN-28 | 8 | dead_process | 0 | 0 reduce @7 | ending:killed_in_collective | | the root is killed
-OWN-29 | 4 | missing_participant frozen_process | 1 | 0 all_reduce @7 | waiting:dead_lock | | a lock taken twice in forward
+OWN-29 | 4 | missing_participant frozen_process late_rank | 1 | 0 all_reduce @7 | waiting:dead_lock | | a lock taken twice in forward
 OWN-30 | 3 | dataloader_deadlock | 2 | 0 reduce_scatter @6 ; data | waiting:loader_of_last | | a loader waits for workers that are gone
 OWN-31 | 5 | all_ranks_same_op | - | 0 all_gather @6 | waiting:dropped_in_gather | | an all_gather whose packets do not arrive
 OWN-32 | 3 | late_rank | 1 | data data | late:slow_loader | | batches 25 ms late on one rank
@@ -122,6 +122,7 @@ OWN-35 | 5 | late_rank | 4 | checkpoint_io checkpoint | late:slow_writes | | one
 OWN-36 | 8 | late_rank | 6 | compute backward | late:slow_backward_of_eight | | a backward that is 30 ms longer, eight ranks
 OWN-37 | 3 | uniform_slowness | - | . | late:all_slower | | a shared disk is slow from step 12 to 23
 OWN-39 | 3 | uneven_inputs missing_participant | 2 | 0 all_reduce | leaving:wrapped_model | | DDP, one batch short, and no word
+OWN-40* | 8 | missing_participant | 3 | 0 barrier all_reduce @7 | leaving:one_of_eight_stops | | one of eight stops early
 N1 | 4 | healthy | - | . | quiet:n1 | ours, published with the cases | the rings wrapped, two ranks busy in a group of their own
 N2 | 4 | healthy | - | . | quiet:n2 | ours, published with the cases | scatter and gather
 N4 | 4 | healthy | - | . | quiet:n4 | ours, published with the cases | 4 x 4 against 2 x 8

@@ -225,6 +225,21 @@ def one_of_two_stops(rank: int, W: int, world: Scene) -> None:
         world.phase("optimizer")
 
 
+def one_of_eight_stops(rank: int, W: int, world: Scene) -> None:
+    """Rank 3 of eight has reached its own number of samples after two steps."""
+    for step in range(5):
+        world.step(step)
+        world.phase("data")
+        if (rank, step) == (3, 2):
+            break
+        world.phase("forward")
+        world.phase("backward")
+        dist.all_reduce(ones(16))
+        world.phase("optimizer")
+    world.phase("checkpoint")
+    dist.barrier()
+
+
 def dropped_layer(rank: int, W: int, world: Scene) -> None:
     """Rank 4 does not reduce the first layer's bucket in step 1, and meets the others' with the first bucket of step 2."""
     for step in range(3):

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import time
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -11,9 +12,12 @@ import torch
 import torch.distributed as dist
 
 from hangs.catalogue import Case
-from hangs.reading import EVIDENCE, result_of, ring_of
+from hangs.plain import keep_late
+from hangs.reading import EVIDENCE, PLAIN, result_of, ring_of
 from hangs.scene import Scene
 from trainer.recording import Recording
+
+SETTLE_S = 0.25  # before a program's own operations: whoever looks from outside now and then has looked by then
 
 
 def live(case: Case, rank: int, root: Path, *, entries: int, end: int) -> None:
@@ -22,6 +26,7 @@ def live(case: Case, rank: int, root: Path, *, entries: int, end: int) -> None:
     store = dist.FileStore(str(root / "rendezvous"), case.world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=case.world_size, timeout=timedelta(seconds=case.timeout_s))
     _prelude()
+    time.sleep(SETTLE_S)
     module, _, function = case.body.partition(":")
     world = Scene(rank=rank, world_size=case.world_size, recording=recording, timeout_s=case.timeout_s)
     try:
@@ -29,8 +34,7 @@ def live(case: Case, rank: int, root: Path, *, entries: int, end: int) -> None:
     except BaseException as error:
         sys.excepthook(type(error), error, error.__traceback__)
         traceback.print_exc()
-        if case.look == "afterwards":
-            _say_late(root, rank)
+        keep_late(root / (EVIDENCE if case.look == "afterwards" else PLAIN), ring_of(root, rank), rank)
         result_of(root, rank).write_text(f"{type(error).__name__}: {error}")
         os._exit(1)
     recording.phase("done")
@@ -43,8 +47,3 @@ def _prelude() -> None:
     for size in (4, 5, 6):
         dist.all_reduce(torch.ones(size))
     dist.barrier()
-
-
-def _say_late(root: Path, rank: int) -> None:
-    """Write what torch's recorder says after the time-out: every operation is over by then."""
-    (root / EVIDENCE / f"rank{rank}.after.json").write_bytes(torch._C._distributed_c10d._dump_fr_trace_json(True, False).encode())

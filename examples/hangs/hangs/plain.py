@@ -30,8 +30,13 @@ def keep_plain(root: Path, ranks: Iterable[int], number: int) -> None:
     """Keep what these ranks' recorders say now, as snapshot 1 or 2; of a rank that does not answer, what was kept before stays."""
     for rank in ranks:
         records = _records(ring_of(root, rank))
-        if records:
+        if b'"entries"' in records:  # none before its first operation
             (root / PLAIN / f"rank{rank}.hang{number if number > 1 else ''}.json").write_bytes(records)
+
+
+def keep_late(folder: Path, ring: Path, rank: int) -> None:
+    """Keep in a folder what a rank's recorder says after a failure or time-out, when its operations are over."""
+    (folder / f"rank{rank}.after.json").write_bytes(_records(ring))
 
 
 def complete_plain(root: Path) -> None:

@@ -16,27 +16,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from validation.diagnose import diagnose
-
 from hangs.catalogue import Case, case_of
 from hangs.plain import complete_plain, keep_plain
 from hangs.reading import EVIDENCE, PLAIN, evidence_of, result_of, ring_of
 from trainer.children import Child, fork_child
 from trainer.evidence import Watched, take
 from trainer.ring import RingReader
-from validation.errors import EvidenceError
+from validation.diagnose import diagnose
+from validation.errors import EvidenceError, RankError
 from validation.finding import Finding
 from validation.flight import Marker
 
 POLL_S = 0.05
 FLOOR_S = 1.5  # these programs make a step in milliseconds; whoever is silent for so long is looked at
 FACTOR = 5.0  # times the longest time without progress so far
+TIMEOUT_SHARE = 0.6  # of the groups' time-out: not later than this
+PRELUDE = 4  # operations before a program's own
 GAP_S = 1.0  # between two snapshots
 MIDWAY_S = 0.4  # after the prelude
 SPREAD_S = 0.05  # between the ranks of one snapshot, where it is spread
 DEADLINE_S = 20.0  # of a case
 DEATH_S = 0.05  # survivors hear of a death within a second: the first look is before that
-ASKED_S = 0.25  # between two looks into torch's own recorders
+ASKED_S = 0.1  # between two looks into torch's own recorders
 SURE = ("high", "medium")
 
 
@@ -59,8 +60,9 @@ class Played:
 
     @property
     def last(self) -> Look:
-        """The word that counts: the first definite one, or what was said at the end."""
-        return self.looks[-1]
+        """The word that counts: the last one in which somebody or something is found; what was said at the end, where there is none."""
+        found = [look for look in self.looks if look.finding.verdict not in ("inconclusive", "healthy")]
+        return found[-1] if found else self.looks[-1]
 
 
 def play(name: str, folder: str, *, entries: int = 0) -> Played:
@@ -79,19 +81,21 @@ def play(name: str, folder: str, *, entries: int = 0) -> Played:
 class _Progress:
     """How far the ranks are, and for how long they have stood still."""
 
+    latest_s: float  # evidence is taken before the time-out, which wipes it out
     marks: dict[int, tuple[int, Marker]] = field(default_factory=dict)
     moved: float = 0.0  # monotonic
     longest_s: float = 0.0  # without progress
+    begun: bool = False  # the prelude is over on all ranks
 
     def look(self, marks: dict[int, tuple[int, Marker]], now: float) -> None:
         if marks != self.marks:
-            if self.marks:
+            if self.begun:
                 self.longest_s = max(self.longest_s, now - self.moved)
             self.marks, self.moved = marks, now
 
     @property
     def threshold_s(self) -> float:
-        return max(FLOOR_S, FACTOR * self.longest_s)
+        return min(max(FLOOR_S, FACTOR * self.longest_s), self.latest_s)
 
 
 class _Stage:
@@ -106,7 +110,7 @@ class _Stage:
         self.number = 0  # of the newest snapshot
         self.reader, self.writer = os.pipe()  # ranks whose program is over wait for its end
         self.began = time.monotonic()
-        self.progress = _Progress()
+        self.progress = _Progress(latest_s=TIMEOUT_SHARE * case.timeout_s)
         self.readers: dict[int, RingReader] = {}
         self.asked = 0.0  # when torch's recorders were last asked
         self.quiet_until = 0.0  # a stall that was looked into is not looked into again before
@@ -114,18 +118,22 @@ class _Stage:
     def play(self) -> Played:
         for rank in range(self.case.world_size):
             inherited = [self.writer, *(fd for child in self.children for fd in (child.pidfd, child.inbox.fd))]
-            log = self.root / "logs" / f"rank-{rank}.log"
-            self.children.append(fork_child(rank, self._work(rank), log=log, inherited=inherited))
+            self.children.append(fork_child(rank, self._work(rank), log=self._log(rank), inherited=inherited))
         self._watch()
         return Played(looks=tuple(self.looks), seconds=time.monotonic() - self.began)
 
     def close(self) -> None:
-        """End every rank."""
+        """End every rank; none lives to see another's death and to write of it."""
+        living = [child for child in self.children if child.rank not in self.codes]
+        for signum in (signal.SIGSTOP, signal.SIGKILL):
+            for child in living:
+                os.kill(child.pid, signum)
+        for child in living:
+            os.waitpid(child.pid, 0)
         for child in self.children:
-            if child.rank not in self.codes:
-                os.kill(child.pid, signal.SIGKILL)
-                os.waitpid(child.pid, 0)
             child.close()
+        for reader in self.readers.values():
+            reader.close()
         os.close(self.reader)
         os.close(self.writer)
 
@@ -141,7 +149,10 @@ class _Stage:
             self._ask_plainly()
             now = time.monotonic()
             self.progress.look(self._marks(), now)
+            self.progress.begun = self.progress.begun or self._is_prelude_over()
             died = {child.rank for child in self.children if child.over and self._fell(child.rank)}
+            if died and not self.progress.begun:
+                raise RankError(f"{self.case.id}: rank {min(died)} ended before its program began.\n{self._log(min(died)).read_text()}")
             is_silent = self.case.look == "afterwards"
             if self._all_done() and (is_silent or not died - heard_of):
                 return self._final()
@@ -153,8 +164,7 @@ class _Stage:
                 heard_of |= died
                 if self._judge("death", now):
                     return None
-            elif now >= max(self.progress.moved + self.progress.threshold_s, self.quiet_until):
-                passed = max(self.progress.moved + self.progress.threshold_s, self.quiet_until)
+            elif self.progress.begun and now >= (passed := max(self.progress.moved + self.progress.threshold_s, self.quiet_until)):
                 if self._judge("stall", passed):
                     return None
                 self.quiet_until = time.monotonic() + self.progress.threshold_s
@@ -179,8 +189,12 @@ class _Stage:
                 found[rank] = (reader.issued(), reader.marker()._replace(beat_ns=0))
         return found
 
+    def _is_prelude_over(self) -> bool:
+        marks = self.progress.marks
+        return len(marks) == self.case.world_size and all(issued >= PRELUDE for issued, _ in marks.values())
+
     def _started(self, now: float) -> bool:
-        ready = len(self.progress.marks) == self.case.world_size and all(marker.step > 1 for _, marker in self.progress.marks.values())
+        ready = self.progress.begun and all(marker.step > 1 for _, marker in self.progress.marks.values())
         if not ready:
             self.quiet_until = now
         return ready and now >= self.quiet_until + MIDWAY_S
@@ -198,7 +212,7 @@ class _Stage:
     def _snapshot(self, *, spread: bool = False) -> None:
         self.number += 1
         watched = [
-            Watched(rank=child.rank, pid=child.pid, ring=ring_of(self.root, child.rank), log=self.root / "logs" / f"rank-{child.rank}.log")
+            Watched(rank=child.rank, pid=child.pid, ring=ring_of(self.root, child.rank), log=self._log(child.rank))
             for child in self.children
         ]
         for group in [[one] for one in watched] if spread else [watched]:
@@ -214,6 +228,9 @@ class _Stage:
         if due and not self.number and self.case.look == "stall" and self.case.kind not in ("late_rank", "uniform_slowness"):
             self.asked = time.monotonic()
             keep_plain(self.root, self._living(), 1)
+
+    def _log(self, rank: int) -> Path:
+        return self.root / "logs" / f"rank-{rank}.log"
 
     def _living(self) -> list[int]:
         return [child.rank for child in self.children if child.rank not in self.codes]
@@ -233,7 +250,8 @@ class _Stage:
         """What is said when all is over; where nothing else was to be seen, the evidence is what stood after the time-out."""
         due = time.monotonic()
         self._listen()
-        self._snapshot()
+        if self.case.look != "afterwards":
+            self._snapshot()
         self._find("end", due)
 
     def _find(self, why: str, due: float) -> Finding:

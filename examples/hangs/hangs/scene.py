@@ -73,8 +73,8 @@ class Scene:
 
 
 def hold_interpreter(seconds: float) -> None:
-    """Spend the time in a C call that keeps the interpreter's lock: no other Python thread runs meanwhile."""
-    ctypes.PyDLL(None).usleep(int(seconds * 1e6))
+    """Spend the time in a C call that keeps the interpreter's lock, whatever signals come: no other Python thread runs meanwhile."""
+    ctypes.PyDLL(None).system(f"exec sleep {seconds}".encode())
 
 
 class _SlowToDie:

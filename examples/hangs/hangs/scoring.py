@@ -6,6 +6,7 @@ from hangs.catalogue import ALARMS, Case
 from validation.finding import Finding
 
 WRONG_BLAME = 2  # counts as so many mistakes: somebody drains a good host
+P2P_KINDS = ("p2p_mismatch", "p2p_cycle")  # what shows first of these, to recorders that know no sends, is a collective that waits
 SAME_OPS = {
     "reduce_scatter_tensor": "reduce_scatter", "_reduce_scatter_base": "reduce_scatter", "all_gather_into_tensor": "all_gather",
     "_allgather_base": "all_gather", "all_to_all_single": "all_to_all", "alltoall": "all_to_all", "alltoall_base": "all_to_all",
@@ -54,6 +55,6 @@ def _in_place(case: Case, finding: Finding) -> bool:
     is_late = not case.cause or finding.cause == case.cause
     in_phase = not case.phases or finding.phase in case.phases
     in_group = not case.groups or set(finding.group) == set(case.groups)
-    seen = SAME_OPS.get(finding.first_visible.op, finding.first_visible.op)
-    at_op = not case.ops or seen in case.ops
+    said = [finding.first_visible.op, *([finding.collective.op] if case.kind in P2P_KINDS else [])]
+    at_op = not case.ops or any(SAME_OPS.get(op, op) in case.ops for op in said)
     return is_late and in_phase and in_group and at_op and case.seq in (0, finding.first_visible.seq)
