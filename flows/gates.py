@@ -9,6 +9,7 @@ import pandas as pd
 
 from flows import drills
 from flows.candidate import Candidate, contender_records
+from flows.drill_records import on_record
 from flows.equivalence_probe import probe_equivalence
 from flows.evidence import keep_gate_evidence, verdict_of
 from flows.plan import ReleasePlan
@@ -152,6 +153,7 @@ def binding(release: Release, gate: str) -> dict[str, str]:
         digests["last_known_good"] = digest(release.candidate.last_known_good_uri)
     if gate == "readiness":
         digests["fallbacks"] = digest([(item.kind, item.version) for item in release.fallbacks])
+        digests["drills"] = digest([(item.name, item.made_at) for item in on_record(release.plan.home)])
     return digests
 
 

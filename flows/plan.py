@@ -57,6 +57,11 @@ class ReleasePlan:
         return self.facts.name
 
     @property
+    def home(self) -> Path:
+        """The folder that holds local state."""
+        return self.folder.parent.parent
+
+    @property
     def frames(self) -> dict[str, Path]:
         """Split -> its contract frame on disk."""
         return {split: self.folder / "frames" / f"{split}.parquet" for split in ("train", "judge")}

@@ -16,7 +16,7 @@ TEXT = 600  # characters of an exception's own text
 
 
 class Notes:
-    """Keeps the ring's note: the program's own words, then the newest exception.
+    """Keeps the ring's note: the program's own words, then the first exception of late and, on a line of its own, the newest.
 
     An exception is noticed when it leaves a backward pass, when an operation is begun while it is dealt with, when the main thread deals
     with it at a heartbeat (a clean-up that hangs or takes long), and when it ends the program.
@@ -65,7 +65,9 @@ class Notes:
         if news == self._seen or id(error) in self._older or isinstance(error, StopIteration | GeneratorExit):
             return
         self._seen, self._raised_step = news, self._step
-        self._raised = f"exception: {type(error).__name__}: {str(error)[:TEXT]}{_where(error)}"
+        first = self._raised.partition("\n")[0]  # a later one may only be what came of it
+        fresh = f"exception: {type(error).__name__}: {' '.join(str(error)[:TEXT].splitlines())}{_where(error)}"
+        self._raised = "\n".join(dict.fromkeys(filter(None, (first, fresh))))
         self._write()
 
     def came_to(self, step: int) -> None:

@@ -32,7 +32,8 @@ def marker_of(scene: Scene, rank: int) -> Marker | None:
 def exception_of(scene: Scene, rank: int) -> str:
     """The exception that this rank itself raised, as told by its note or by its last words."""
     marker = marker_of(scene, rank)
-    return noted_exception(marker.note) if marker is not None and noted_exception(marker.note) else own_exception(scene.of(rank).result)
+    noted = noted_exception(marker.note) if marker is not None else ""
+    return noted.removeprefix("exception: ") or own_exception(scene.of(rank).result)
 
 
 def is_exhausted(scene: Scene, rank: int) -> bool:
@@ -66,7 +67,15 @@ def is_silent(scene: Scene, rank: int) -> bool:
     """The rank's heartbeat stopped while the others' went on."""
     own = beat_age_ns(scene, rank)
     others = sorted(age for other in scene.rows if other != rank and (age := beat_age_ns(scene, other)) >= 0)
-    return own > STALE_NS and bool(others) and own > 4 * others[len(others) // 2]
+    return own > STALE_NS and bool(others) and own > 4 * others[len(others) // 2] and _is_outlived(scene, rank)
+
+
+def _is_outlived(scene: Scene, rank: int) -> bool:
+    """Another rank's heart beat on after this one's last beat: they were not all ended together before the dump was taken."""
+    last = {other: max((dump.marker.beat_ns for dump in (*one.dumps, *one.late_dumps) if dump.marker), default=0)
+            for other, one in scene.evidence.ranks.items()}  # fmt: skip
+    one_host = len({one.host for one in scene.evidence.ranks.values()}) == 1  # clocks of others may be off
+    return not one_host or max(last.values()) - last.get(rank, 0) > STALE_NS
 
 
 def reason_of(scene: Scene, rank: int, waiting: tuple[int, ...]) -> Reason | None:
@@ -117,6 +126,11 @@ def _by_phase(scene: Scene, rank: int) -> Reason | None:
         return Reason("dataloader_deadlock", "is in its data phase", "medium", "data")
     moved = rows is not None and rows.moved
     earlier = {one.frames for one in scene.standing.get(rank, ())}
+    is_still = rows is not None and rows.before is not None and not moved and len(earlier) <= 1 and scene.of(rank).state == "S"
+    if phase == "data" and is_still:
+        return Reason("dataloader_deadlock", "sleeps in its data phase", "medium", "data")
+    if CAUSES.get(phase) == "compute" and is_still:
+        return Reason("missing_participant", f'sleeps in phase "{phase}", as in a lock, and does not go on', "medium")
     if phase in CAUSES:
         return Reason("late_rank", f'is still in phase "{phase}"', "high" if moved or len(earlier) > 1 else "medium", CAUSES[phase])
     if stands is not None:

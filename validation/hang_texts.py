@@ -8,7 +8,11 @@ _LOST = re.compile(
     r"peer (is )?(gone|died|exited)|connectionerror|eoferror|network error",
     re.I,
 )
-_BACKEND = re.compile(r"\bgloo\b|/gloo/|\bnccl\b|DistBackendError|ProcessGroup|TCPStore|op\.preamble|enforce fail", re.I)
+_BACKEND = re.compile(
+    r"\bgloo\b|/gloo/|\bnccl\b|DistBackendError|ProcessGroup|TCPStore|op\.preamble|enforce fail|"
+    r"a rank left out a collective",
+    re.I,  # the last one is our own check of the ranks' steps
+)
 _STOPPED = re.compile(r"^(SystemExit|KeyboardInterrupt|GeneratorExit)\b")
 _RAISED = re.compile(r"\b[A-Z]\w*(Error|Exception|Interrupt|Exit)\b|^Traceback|out of memory|\bOOM\b", re.I)
 _EXHAUSTED = re.compile(
@@ -47,9 +51,9 @@ def own_exception(result: str) -> str:
 
 
 def noted_exception(note: str) -> str:
-    """The exception that a note holds; "" = none."""
-    text = note.strip()
-    return text if _RAISED.search(text) and not is_echo(text) and not says_exhausted(text) else ""
+    """The exception that a note holds, the first of several lines that is the rank's own; "" = none."""
+    lines = (line.strip() for line in note.splitlines())
+    return next((text for text in lines if _RAISED.search(text) and not is_echo(text) and not says_exhausted(text)), "")
 
 
 def says_exhausted(text: str) -> bool:
