@@ -61,11 +61,14 @@ def _last(known: RankEvidence) -> dict[str, str]:
     dump = _newest(known)
     if dump is None or not len(dump.seq):
         return {"last operation": "none recorded", "called at": ""}
-    signature, group = dump.signatures[dump.signature[-1]], dump.groups[dump.group[-1]]
-    inside = "" if dump.finished[-1] else ", not over"
+    open_ones = (~dump.finished).nonzero()[0]
+    at = (
+        int(open_ones[-1]) if len(open_ones) else len(dump.seq) - 1
+    )  # what it is inside of says more than what a thread beside it did since
+    signature, group = dump.signatures[dump.signature[at]], dump.groups[dump.group[at]]
     of = "" if group.name == DEFAULT_GROUP else f" of group {group.name}"
-    place = dump.places[dump.place[-1]] if dump.place is not None and len(dump.places) else ""
-    return {"last operation": f"{signature.op} {dump.seq[-1]}{of}{inside}", "called at": place}
+    place = dump.places[dump.place[at]] if dump.place is not None and len(dump.places) else ""
+    return {"last operation": f"{signature.op} {dump.seq[at]}{of}{', not over' if len(open_ones) else ''}", "called at": place}
 
 
 def progress_plot(stored: StoredIncident, evidence: Evidence) -> Plot:

@@ -15,7 +15,7 @@ from typing import Any
 from infra.store import NotFoundError, ObjectStore, checked_key
 from infra.wording import slug
 from validation.canonical import canonical_json, sha256_hex
-from validation.errors import DataError
+from validation.errors import DataError, StoreError
 
 PREFIX, RECORD, FILES = "incidents", "incident.json", "FILES.json"
 MAX_BYTES = 64 * 2**20  # of one file: a rank's full records are 2 MB; more is no evidence of ours
@@ -76,14 +76,13 @@ def load_incident(store: ObjectStore, place: str, *, into: Path) -> tuple[Stored
         record = _record((Path(place) / RECORD).read_bytes(), place)
         return StoredIncident(place=place, record=record), Path(place)
     key = place.strip("/")
-    try:
-        body = store.get(checked_key(f"{key}/{RECORD}"))
-    except NotFoundError:
+    body = _standing(store, f"{key}/{RECORD}")
+    if body is None:
         known = list_incidents(store)
         raise DataError(
             f"there is no incident '{place}': neither a folder with {RECORD} nor a key of the store. Give one of the "
             f"{len(known)} that the store has{': ' if known else ''}{', '.join(known[-3:])}, or a folder under incidents/ of a run."
-        ) from None
+        )
     for name, known_file in json.loads(store.get(f"{key}/{FILES}")).items():
         if (found := store.get_file(f"{key}/{name}", into / name)) != known_file["sha256"]:
             raise DataError(
@@ -92,6 +91,18 @@ def load_incident(store: ObjectStore, place: str, *, into: Path) -> tuple[Stored
             )
     (into / RECORD).write_bytes(body)
     return StoredIncident(place=key, record=_record(body, key)), into
+
+
+def _standing(store: ObjectStore, key: str) -> bytes | None:
+    """An object; None when there is none, or none could have this key."""
+    try:
+        checked_key(key)
+    except StoreError:
+        return None
+    try:
+        return store.get(key)
+    except NotFoundError:
+        return None
 
 
 def _record(body: bytes, place: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,10 @@ from trainer.blame import Mitigation
 from trainer.evidence import Taken, Watched, finish, take
 from trainer.ring import read_ring
 from trainer.wires import load_target
-from validation import finding as findings
 from validation.canonical import canonical_json
 from validation.diagnose import diagnose
 from validation.errors import ReleaseError
-from validation.finding import Finding
+from validation.finding import Finding, document
 from validation.flight import Dump, Evidence, RankEvidence
 
 FOLDER, RECORD = "incidents", "incident.json"
@@ -167,15 +166,10 @@ def write_record(case: Case, finding: Finding, done: Mitigation) -> None:
     """Write incident.json, whole or not at all. Raises OSError."""
     record: dict[str, Any] = {
         "version": VERSION, "number": case.number, "attempt": case.attempt, "world_size": case.world_size, "threshold_s": case.threshold_s,
-        "stalled_s": case.stalled_s, "detected_ns": case.detected_ns, "planned": case.planned, "finding": _document(finding),
+        "stalled_s": case.stalled_s, "detected_ns": case.detected_ns, "planned": case.planned, "finding": document(finding),
         "mitigation": {"action": done.action, "text": done.text, "left_out": list(done.left_out)},
     }  # fmt: skip
     case.folder.mkdir(parents=True, exist_ok=True)
     new = case.folder / f".{RECORD}"
     new.write_bytes(canonical_json(record))
     new.replace(case.folder / RECORD)
-
-
-def _document(finding: Finding) -> dict[str, Any]:
-    made: dict[str, Any] = getattr(findings, "document", asdict)(finding)
-    return made
