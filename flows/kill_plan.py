@@ -14,6 +14,7 @@ from trainer.config import SAVE_PHASES, STEP_PHASES, WINDOW_PHASES, Fault, Fault
 from trainer.lanes import rank_lanes
 
 UNSAVING_PHASES = (*STEP_PHASES, "load")  # of deaths that leave the checkpoints as they are
+SHORT_EPOCH = 2.0  # updates: of a shorter epoch every checkpoint lies at a border
 ALWAYS = 3  # in the middle of an epoch, again in that epoch, inside a save
 KINDS: tuple[FaultKind, ...] = ("kill",) * 4 + ("launcher", "stop")  # of the run that moves to other ranks; a stop takes 2 s to be noticed
 
@@ -44,6 +45,12 @@ class Span:
         into = step - epoch * self.epoch_steps
         return epoch if epoch >= 1 and 1 <= into <= self.epoch_steps - 1 else None
 
+    def behind_border(self, second: int, extra: int) -> int | None:
+        """The first checkpoint that follows an epoch's end by less than an update, with room for the deaths between `second` and it."""
+        low = second + self.every + extra + 1
+        begun = (step for step in range(self.every, self.last_saved, self.every) if step >= max(low, self.epoch_steps))
+        return next((step for step in begun if self.epoch_steps > SHORT_EPOCH and step % self.epoch_steps < 1), None)
+
     def inside(self) -> list[int]:
         """Checkpoints in the middle of an epoch after the first, where a lost position shows."""
         return [step for step in range(self.every, self.last_saved, self.every) if self.epoch_inside(step) is not None]
@@ -57,14 +64,19 @@ class Span:
             and step + self.every + extra < self.last_saved - 1
         ]  # fmt: skip
 
+    def bordered(self, extra: int) -> list[int]:
+        """Those pairs that leave room for a death which comes back to the first checkpoint of the next epoch."""
+        return [step for step in self.pairs(extra) if self.behind_border(step + self.every, extra) is not None]
+
 
 def span_of(*, steps: int, epoch_steps: float, extra: int) -> Span:
     """The run with the longest distance of checkpoints that still lets ranks die twice in one epoch, a checkpoint of its own in between.
 
-    Args: extra, deaths that follow those two and leave checkpoints alone. Where no epoch is long enough there are five checkpoints.
+    One of which a later checkpoint follows an epoch's end by less than an update is taken first. Args: extra, deaths that follow those two
+    and leave checkpoints alone. Where no epoch is long enough there are five checkpoints.
     """
-    for every in range(max(1, int(epoch_steps)), 0, -1):
-        span = Span(steps=steps, epoch_steps=epoch_steps, every=every)
+    spans = [Span(steps=steps, epoch_steps=epoch_steps, every=every) for every in range(max(1, int(epoch_steps)), 0, -1)]
+    for span in (*(span for span in spans if span.every > 1 and span.bordered(extra)), *spans):
         if span.pairs(extra):
             return span
     return Span(steps=steps, epoch_steps=epoch_steps, every=max(1, steps // 5))
@@ -92,10 +104,10 @@ def plan_same_ranks(span: Span, *, seed: int, world_size: int, windowed: Sequenc
     """
     draw = random.Random(f"{seed}: same ranks")
     extra = extra_kills(kills=kills, is_windowed=bool(windowed))
-    pairs = span.pairs(extra)
+    pairs = (span.bordered(extra) if windowed else []) or span.pairs(extra)
     first = draw.choice(pairs) if pairs else max(min(span.every, span.last_saved - extra - 3), 0)
     second = min(first + span.every, max(span.last_saved - extra - 2, 0))
-    epoch = span.epoch_inside(first)
+    epoch, border = span.epoch_inside(first), span.behind_border(second, extra) if pairs and windowed else None
     plan = _Planner(draw, span, world_size)
     last = second + span.every - 1 if epoch is None else min(second + span.every - 1, int((epoch + 1) * span.epoch_steps) - 1)
     plan.strike(
@@ -108,13 +120,16 @@ def plan_same_ranks(span: Span, *, seed: int, world_size: int, windowed: Sequenc
     )  # fmt: skip
     for number in range(extra):
         phase = plan.fresh(UNSAVING_PHASES)
-        plan.strike(plan.next_step(left=extra - number - 1), phase, f"in another phase: {phase}")
+        step = plan.next_step(left=extra - number - 1) if border is None else plan.low  # at once: room is kept for so many
+        plan.strike(step, phase, f"in another phase: {phase}")
     plan.strike(
-        draw.randint(plan.low, span.last_saved - 1), draw.choice(SAVE_PHASES), "inside a save: half a checkpoint may not be trusted"
-    )
+        draw.randint(plan.low, (border or span.last_saved) - 1), draw.choice(SAVE_PHASES),
+        "inside a save: half a checkpoint may not be trusted",
+    )  # fmt: skip
     if windowed:
-        step = draw.randint(plan.saved, span.steps - 1)
-        plan.strike(step, WINDOW_PHASES[0], "inside an accumulation window: half a gradient is lost with it", ranks=windowed)
+        step = draw.randint(plan.saved, span.steps - 1) if border is None else draw.randint(border, border + span.every - 1)
+        where = "" if border is None else "; comes back to the first checkpoint of an epoch"
+        plan.strike(step, WINDOW_PHASES[0], f"inside an accumulation window: half a gradient is lost with it{where}", ranks=windowed)
     return tuple(plan.made)
 
 

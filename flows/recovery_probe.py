@@ -101,10 +101,15 @@ def first_world_size(world_sizes: Sequence[int], *, is_own: bool) -> int:
 
 
 def other_world_sizes(world_sizes: Sequence[int], first: int, *, seed: int, lanes: int, is_own: bool) -> tuple[int, ...]:
-    """Ranks that the moved run comes back on: the most, then any number, also an odd one; an own trainer's one that was asked for."""
+    """Ranks that the moved run comes back on: the most, then any number, also an odd one; an own trainer's more, then fewer, as asked for.
+
+    New ranks need what nobody saved for them (a random stream); fewer have to give up what more had.
+    """
     draw = random.Random(f"{seed}: numbers of ranks")
     if is_own:
-        return (draw.choice([size for size in world_sizes if size != first and size <= 2 * first] or [1 if first > 1 else 2]),)
+        more = [size for size in world_sizes if first < size <= 2 * first]
+        fewer = [size for size in world_sizes if size < first]
+        return tuple(draw.choice(sizes) for sizes in (more, fewer) if sizes) or (1 if first > 1 else 2,)
     widest = min(max(*world_sizes, 2), lanes)
     second = widest if widest > first else draw.choice([size for size in range(1, first + 1) if size != first] or [1])
     return second, draw.choice([size for size in range(1, widest + 1) if size != second] or [1])
@@ -129,8 +134,13 @@ def plan_conditions(setup: Setup, *, is_reached: bool) -> tuple[Condition, ...]:
     said = (
         ("killed_mid_epoch", is_inside, epoch),
         ("killed_twice_in_an_epoch", is_inside and bool(setup.span.pairs(0)), epoch),
+        ("resumed_behind_an_epochs_end", any(map(_is_behind_border, windows)) and is_reached, epoch),
         ("killed_inside_a_save", True, "a phase of it drawn by seed"),
         ("killed_inside_accumulation", is_windowed, "between two micro-batches" if is_windowed else why_no_window),
         ("moved_to_other_ranks", {*setup.other_world_sizes} != {setup.world_size}, f"from {setup.world_size} to {moved}"),
     )  # fmt: skip
     return tuple(Condition(name=name, held=held, detail=detail) for name, held, detail in said)
+
+
+def _is_behind_border(kill: Kill) -> bool:
+    return "first checkpoint of an epoch" in kill.purpose

@@ -38,10 +38,11 @@ from torch.optim import Optimizer
 from trainer.audit_collectives import Collectives
 from trainer.audit_data import DrawLog, audited, watch_loaders
 from trainer.audit_samples import content_digests as content_digests
-from trainer.audit_state import state_digests
+from trainer.audit_state import kept_digests, state_digests
 from trainer.audit_streams import Draw, watch_backward, watched
 from trainer.audit_tensors import gradients_of, handed_to, norm_of, rates_of, whole_copy
 from trainer.config import SPIKE, TrainJob
+from trainer.hooks import Hooks
 from trainer.order import Rows
 from trainer.parallel import whole
 from trainer.recipe import Batch, SplitData
@@ -82,6 +83,9 @@ class Audit:
 
     def watch(self, model: nn.Module, optimizer: Optimizer, *, limit: float | None) -> None:
         """Learn what is trained. Args: limit, of the global gradient norm, None without clipping."""
+
+    def keep(self, hooks: Hooks) -> None:
+        """Learn which hooks train: what they keep in themselves is part of the state."""
 
     def begin(self, step: int) -> None:
         """A step begins; its samples are not fetched yet. Collective when sharded."""
@@ -183,6 +187,7 @@ class Recording(Keeping):
         self._begun: list[float] = []  # rates when the step began: those of an update that is made without the optimizer
         self._sums = [0.0, 0.0]  # loss, weight
         self._repeat = -1  # of a soak; -1 outside
+        self._hooks: Hooks | None = None
 
     def data(self, split: SplitData) -> SplitData:
         self._sample_ids = np.asarray(split.sample_ids)
@@ -193,6 +198,9 @@ class Recording(Keeping):
         self._model, self._optimizer = model, optimizer
         self._limit = math.nan if limit is None else limit
         optimizer.register_step_pre_hook(lambda *_: self._stepping())
+
+    def keep(self, hooks: Hooks) -> None:
+        self._hooks = hooks
 
     def begin(self, step: int) -> None:
         super().begin(step)
@@ -283,6 +291,10 @@ class Recording(Keeping):
         for part, tensors in (("weights", self._before), ("clipped", handed), ("after", after)):
             for name, value in tensors.items():
                 self._keep(f"step{step}/{part}/{name}", value, everywhere=is_part and part == "clipped")
+        if step == 0:  # the weights that these come of are everybody's; later ones have grown apart by rounding
+            for name, value in self._model.named_buffers():
+                if value.is_floating_point():
+                    self._keep(f"step0/buffers/{name}", whole(value.detach()))
 
     def _update(self, step: int, after: Mapping[str, Tensor]) -> None:
         assert self._optimizer is not None
@@ -306,7 +318,8 @@ class Recording(Keeping):
 
     def state(self, moment: Moment, state: State, *, streams: bool = False) -> None:
         with self._collectives.paused():
-            self._parts.add_line("states", {"step": state.step, "moment": moment, "names": state_digests(state, streams=streams)})
+            names = state_digests(state, streams=streams) | ({} if self._hooks is None else kept_digests(self._hooks, self._model))
+            self._parts.add_line("states", {"step": state.step, "moment": moment, "names": names})
         with suppress(OSError):  # kept: a disk that is full now may have room later. A death must not take the row along
             self._parts.flush()
 

@@ -4,10 +4,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from trainer.parallel import whole
 from trainer.state import State, tensor_sha256
 from validation.canonical import digest
+
+AVERAGES = ("ema", "average", "avg", "shadow")  # what people call averaged weights
 
 
 def state_digests(state: State, *, streams: bool = False) -> dict[str, str]:
@@ -23,6 +26,36 @@ def state_digests(state: State, *, streams: bool = False) -> dict[str, str]:
     if streams:
         found["stream/torch"] = tensor_sha256(torch.default_generator.get_state())
     return found
+
+
+def kept_digests(hooks: object, model: nn.Module) -> dict[str, str]:
+    """sha256 of what a team's hooks keep beside the training that a resume has to bring back: loss scalers, averages of the model.
+
+    Seen are attributes of the hooks object: torch's GradScaler ("plain/extra/hooks/NAME/scaler/scale"), modules that are no part of the
+    trained model (an average, a teacher: "ema/hooks.NAME.fc.bias"), and tensors by parameter name in a dictionary called an average.
+    """
+    found: dict[str, str] = {}
+    own = {id(value) for value in (*model.parameters(), *model.buffers())}
+    parameters = {name for name, _ in model.named_parameters()}
+    for attribute, value in sorted(getattr(hooks, "__dict__", {}).items()):
+        if isinstance(value, torch.amp.GradScaler):
+            leaves = _leaves(value.state_dict())
+            found |= {"/".join(("plain", "extra", "hooks", attribute, "scaler", *path)): digest(leaf) for path, leaf in leaves}
+            continue
+        tensors = _averages(attribute, value, parameters)
+        if tensors and not own & {id(tensor) for tensor in tensors.values()}:
+            found |= {f"ema/hooks.{attribute}.{name}": tensor_sha256(whole(tensor)) for name, tensor in tensors.items()}
+    return found
+
+
+def _averages(attribute: str, value: object, parameters: set[str]) -> dict[str, Tensor]:
+    """Tensors of a module by name, or of a dictionary that is named an average and whose keys are parameters' names."""
+    if isinstance(value, nn.Module):
+        return dict([*value.named_parameters(), *value.named_buffers()])
+    is_named = any(word in attribute.lower() for word in AVERAGES)
+    if not (is_named and isinstance(value, Mapping) and value and value.keys() <= parameters):
+        return {}
+    return {name: tensor for name, tensor in value.items() if isinstance(tensor, Tensor)}
 
 
 def _leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -141,6 +141,7 @@ def prepare(job: TrainJob, world: World, emit: Emit) -> Training:
     )  # fmt: skip
     watch_optimizer(run)
     audit.watch(model, optimizer, limit=plan.clip_norm)
+    audit.keep(hooks)
     faults.at("load", 0)
     _resume(run, emit)
     return run

@@ -19,6 +19,7 @@ from validation.recovery_checks import (
     resume_checks,
     sample_checks,
     state_checks,
+    stream_checks,
 )
 from validation.recovery_projection import SEGMENTS
 from validation.recovery_states import END, loads, unsaved_loads
@@ -87,6 +88,7 @@ def _checks(number: int, run: RecoveryRun, twin: RecoveryRun, policy: RecoveryPo
         yield from resume_checks(number, run)
         yield from sample_checks(number, run, twin)
         yield from state_checks(number, run, twin)
+        yield from stream_checks(number, run, twin)
     yield from ledger_checks(number, run, twin)
     yield from budget_checks(number, run, policy)
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from validation.completeness import listed
 from validation.diagnosis_kinds import KINDS, Diagnosis
 from validation.diagnosis_state import diagnose_state
 from validation.errors import EvidenceError
@@ -10,7 +11,7 @@ from validation.policy import RecoveryPolicy
 from validation.records import RecoveryRun
 from validation.recovery_projection import SEGMENTS, measured_s
 from validation.recovery_samples import ConsumedDifference, compare_consumed
-from validation.recovery_states import RATE, SAVED, StateDifference, load_differences, twin_differences
+from validation.recovery_states import RATE, SAVED, StateDifference, load_differences, shared_streams, twin_differences
 from validation.verdict import Check, check
 
 TWIN = "a resumed run has to be the uninterrupted twin, bit for bit (docs/gates/kill_and_resume.md)"
@@ -125,10 +126,30 @@ def _final(number: int, run: RecoveryRun, twin: RecoveryRun) -> Iterator[Check]:
 
 def sample_checks(number: int, run: RecoveryRun, twin: RecoveryRun) -> Iterator[Check]:
     """Every step of the surviving lineage consumes the twin's samples with the twin's contents, whichever rank takes them."""
-    found = compare_consumed(run.consumed, twin.consumed)
+    found = compare_consumed(run.consumed, twin.consumed, same_bits=run.same_bits)
     yield check(
         SAMPLES, float(len(found.steps)), "==", 0, unit="steps", source=TWIN,
         where=f"run {number}" + (f", {found.words}" if found.words else ""), action=_sample_action(found),
+    )  # fmt: skip
+
+
+def stream_checks(number: int, run: RecoveryRun, twin: RecoveryRun) -> Iterator[Check]:
+    """On other ranks no two draw the same numbers, where the twin's never do: a rank that is new may have got another's stream.
+
+    Not asked of a run that has to have the twin's bits, which say more; nor where streams stand still, since nobody draws from them.
+    """
+    streams = twin.states[twin.states["name"].str.startswith("stream/")]
+    if run.same_bits or shared_streams(twin.states) or streams.groupby(["rank", "name"])["sha256"].nunique().le(1).all():
+        return
+    shared = shared_streams(run.states)
+    where = f"run {number}"
+    if shared:
+        attempt, step, ranks = shared[0]
+        where += f", attempt {attempt}, after step {step}: ranks {listed(ranks)} have one generator in one state and draw the same numbers"
+    action = "start a stream of its own on every rank that was not there when the state was saved" if shared else ""
+    yield check(
+        "random streams that ranks share", float(len(shared)), "==", 0, unit="states", source="ranks draw independently", where=where,
+        action=action,
     )  # fmt: skip
 
 

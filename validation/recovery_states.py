@@ -105,6 +105,16 @@ def twin_differences(states: Frame, twin: Frame, *, only: str = "") -> list[Stat
     return found
 
 
+def shared_streams(states: Frame) -> list[tuple[int, int, tuple[int, ...]]]:
+    """(attempt, step, ranks) of states, out of training, in which ranks have one random stream in one state; in the order of the run."""
+    streams = states[states["name"].str.startswith("stream/") & (states["moment"] != LOADED)]
+    holders: dict[tuple[int, int, str, str], set[int]] = {}
+    columns = (streams[name].tolist() for name in ("attempt", "step", "name", "sha256", "rank"))
+    for attempt, step, name, sha, rank in zip(*columns, strict=True):
+        holders.setdefault((attempt, step, name, sha), set()).add(rank)
+    return sorted({(attempt, step, tuple(sorted(ranks))) for (attempt, step, _, _), ranks in holders.items() if len(ranks) > 1})
+
+
 def _saved_before(states: Frame, attempt: int, step: int) -> Frame:
     """What the newest attempt before this one that saved this step saved."""
     saved = states[(states["moment"] == SAVED) & (states["step"] == step) & (states["attempt"] < attempt)]

@@ -97,6 +97,25 @@ def test_ranks_die_twice_in_an_epoch_after_the_first(seed: int, epoch_steps: flo
     assert plan[0].purpose == f"in the middle of epoch {span.epoch_inside(first)}"
 
 
+@settings(max_examples=100)
+@given(seed=st.integers(0, 2**32), epoch_steps=st.floats(8, 12), kills=st.integers(4, 5))
+def test_a_resume_begins_where_an_epoch_has_just_begun(seed: int, epoch_steps: float, kills: int) -> None:
+    """The last death comes back to a checkpoint less than an update behind an epoch's end, whatever the death inside a save left."""
+    span = span_of(steps=30, epoch_steps=epoch_steps, extra=kills - 4)
+    plan = plan_same_ranks(span, seed=seed, world_size=2, windowed=(0, 1), kills=kills)
+    assume(span.bordered(kills - 4))
+
+    assert "first checkpoint of an epoch" in plan[-1].purpose
+    for starts, _ in outcomes(plan, span):
+        assert starts[-1] >= epoch_steps
+        assert starts[-1] % epoch_steps < 1
+
+
+def test_a_border_is_looked_for_in_the_usual_run() -> None:
+    """Thirty updates in epochs of some ten: there is a checkpoint of that kind, and two more of one epoch before it."""
+    assert all(span_of(steps=30, epoch_steps=epoch_steps, extra=0).bordered(0) for epoch_steps in (9.75, 10.375, 10.5))
+
+
 @pytest.mark.parametrize("epoch_steps", [0.7, 2.5, 100.0], ids=["less-than-an-update", "too-short", "longer-than-the-run"])
 def test_without_an_epochs_middle_ranks_die_all_the_same(epoch_steps: float) -> None:
     """No checkpoint lies away from an epoch's border: the plan says so by not naming an epoch."""

@@ -19,6 +19,7 @@ from tiny_recipe import TinyData, recipe, weighted_loss
 from torch import Tensor, nn
 
 from trainer.audit import Audit, content_digests
+from trainer.audit_state import kept_digests
 from trainer.config import SPIKE, Poison
 from trainer.recipe import Batch
 from trainer.state import State, snapshot, tensor_sha256
@@ -362,3 +363,28 @@ def test_a_split_can_be_sent_to_a_spawned_worker(tmp_path: Path) -> None:
 
     assert torch.equal(sent.batch(np.arange(5)).inputs, split.batch(np.arange(5)).inputs)
     assert sent.sample_ids.tolist() == split.sample_ids.tolist()
+
+
+class Keeper:
+    """Hooks that keep things."""
+
+
+def test_what_hooks_keep_is_part_of_the_state() -> None:
+    """Loss scalers and averages of the model, under names that say what they are; the trained model itself and caches are none."""
+    torch.manual_seed(0)
+    model, hooks = nn.Linear(3, 2), Keeper()
+    hooks.__dict__ |= {
+        "amp": torch.amp.GradScaler("cpu", init_scale=64.0), "average": torch.optim.swa_utils.AveragedModel(model), "inner": model,
+        "wrapped": nn.Sequential(model), "ema": {"weight": model.weight.detach().clone()}, "cache": {"weight": torch.ones(2)},
+        "emaciated": {"other": torch.ones(1)}, "scale": 3.0,
+    }  # fmt: skip
+    found = kept_digests(hooks, model)
+
+    assert {name for name in found if name.startswith("plain/")} >= {"plain/extra/hooks/amp/scaler/scale"}
+    assert {name for name in found if name.startswith("ema/")} == {
+        "ema/hooks.average.n_averaged", "ema/hooks.average.module.weight", "ema/hooks.average.module.bias", "ema/hooks.ema.weight",
+    }  # fmt: skip
+    assert kept_digests(hooks, model) == found
+    hooks.__dict__["amp"] = torch.amp.GradScaler("cpu", init_scale=32.0)
+    assert {name for name, sha in kept_digests(hooks, model).items() if sha != found[name]} == {"plain/extra/hooks/amp/scaler/scale"}
+    assert kept_digests(object(), model) == {}

@@ -24,7 +24,7 @@ from helpers_recovery import (
 from validation.policy import parse_policy
 from validation.recovery import judge_recovery
 from validation.recovery_samples import compare_consumed
-from validation.recovery_states import kinds_held, load_differences, twin_differences
+from validation.recovery_states import kinds_held, load_differences, shared_streams, twin_differences
 from validation.verdict import GateVerdict, Outcome
 
 POLICY = parse_policy().kill_and_resume
@@ -294,3 +294,36 @@ def test_lost_moments_end_the_run_elsewhere_and_the_load_says_why() -> None:
     assert failed(verdict)[0] == LOST
     assert "it follows from the loss" in next(item.where for item in verdict.checks if item.name == "difference from the twin: states")
     assert len(PLAN) == len(ways())
+
+
+def same_stream(attempt: int, moment: str, step: int, name: str, digest: str) -> str | None:
+    """From the second resume on all ranks have one stream."""
+    return sha(name, step) if attempt >= 2 and name.startswith("stream") and moment != "loaded" else digest
+
+
+def test_ranks_that_share_a_stream_after_a_resume() -> None:
+    """A rank that is new goes on in another's stream; a twin whose ranks do so all the time is no affair of a resume."""
+    made = records(killed=(killed(states=states(STARTS, same_stream), same_bits=False),))
+    verdict = judge_recovery(made, POLICY)
+    found = next(item for item in verdict.checks if item.name == "random streams that ranks share")
+
+    assert found.passed is False
+    assert "attempt 3, after step 25: ranks 0, 1" in found.where
+    assert shared_streams(made.twin.states) == []
+    alike = replace(made, twin=replace(made.twin, states=made.killed[0].states))
+    assert "random streams that ranks share" not in failed(judge_recovery(alike, POLICY))
+    same = replace(made, killed=(replace(made.killed[0], same_bits=True),))  # its twin's states say more
+    assert "random streams that ranks share" not in [item.name for item in judge_recovery(same, POLICY).checks]
+
+
+def test_augmentation_of_other_ranks_is_their_own() -> None:
+    """Where samples look new in each epoch, other ranks of an own trainer draw otherwise; their ids count all the same."""
+    twice = [*range(80), *range(80)]
+    plain = consumed(twice)
+    looks = plain.assign(content=[f"{number:016x}" for number in range(len(plain))])
+    other = looks.assign(content=looks["content"] + "!")
+
+    assert compare_consumed(other, looks).steps
+    assert not compare_consumed(other, looks, same_bits=False).steps
+    assert compare_consumed(other.assign(sample_id=other["sample_id"] + 1), looks, same_bits=False).steps
+    assert compare_consumed(plain.assign(content="!"), plain, same_bits=False).steps  # without augmentation contents are foretold
