@@ -17,6 +17,7 @@ from typing import Any, NoReturn
 from validation.errors import ConfigError, InputError, ReleaseError
 
 STOPPED = "seatrial: stopped by hand; every rank was ended. What was journalled stays; `seatrial show` says how far it came."
+CHECK_STOPPED = "seatrial: stopped by hand; every rank was ended. Nothing was decided or kept: run `seatrial check` again for a verdict."
 EXIT_DONE, EXIT_FAULT, EXIT_INPUT, EXIT_REFUSED = 0, 1, 2, 3
 
 
@@ -189,9 +190,13 @@ def _check(arguments: argparse.Namespace) -> int:
 
     gates = tuple(dict.fromkeys(arguments.gate)) or CHECKABLE
     world_sizes = _numbers(arguments.world_sizes, "--world-sizes")
-    document = check_document(
-        arguments.recipe, gates, world_sizes, settings.home, policy_text=_text_of(arguments.policy), say=_people().print
-    )  # fmt: skip
+    try:
+        document = check_document(
+            arguments.recipe, gates, world_sizes, settings.home, policy_text=_text_of(arguments.policy), say=_people().print
+        )  # fmt: skip
+    except KeyboardInterrupt:
+        print(CHECK_STOPPED, file=sys.stderr)  # noqa: T201
+        return EXIT_FAULT
     if arguments.json:
         _print_json(document)
     else:

@@ -10,7 +10,7 @@ import pandas as pd
 from flows.probes import CALL_DEADLINE_S, Bench
 from trainer import ranks, runlog
 from trainer.config import Conditions, Poison
-from validation.equivalence_legs import LEGS, is_own, required_legs
+from validation.equivalence_legs import EVALUATION, LEGS, is_own, required_legs
 from validation.errors import EvidenceError, InputError, ReleaseError
 from validation.records import GRADIENT_ERROR_COLUMNS, Condition, EquivalenceRecords, EvaluationCount, Leg, RunRecord
 
@@ -39,16 +39,21 @@ class Probe:
     plain_seconds: float = float("nan")
     given_up: set[int] = field(default_factory=set)  # world sizes at which nothing more is run: a hang costs a deadline each time
 
-    def run(self, name: str, world_size: int) -> None:
+    def run(self, name: str, world_size: int, *, evaluate: bool = True) -> None:
         """Run one leg; one that ends before its time is kept with the reason. Raises InputError: nothing of this recipe can be judged."""
         if world_size in self.given_up:
             return
-        options = self._options(name, world_size)
+        options = self._options(name, world_size, evaluate=evaluate)
         try:
             record, folder = self.bench.run(f"{name}-w{world_size}", world_size=world_size, **options)
         except InputError:
             raise
         except ReleaseError as error:
+            if options.get("evaluate") and "hooks.evaluate" in str(error):  # the training is judged all the same, without it
+                self.bench.say(f"{name}-w{world_size}: hooks.evaluate raised: {str(error)[:200]}")
+                self.legs.append(self._stopped(EVALUATION, world_size, str(error)))
+                self.run(name, world_size, evaluate=False)
+                return
             self._give_up(name, world_size, error)
             self.legs.append(self._stopped(name, world_size, str(error)))
             return
@@ -106,7 +111,7 @@ class Probe:
             "deadline_s": DEADLINE_S,
         }  # fmt: skip
 
-    def _options(self, name: str, world_size: int) -> dict[str, Any]:
+    def _options(self, name: str, world_size: int, *, evaluate: bool) -> dict[str, Any]:
         options = self._common() | {
             "precision": PRECISIONS.get(name, "float32"), "reduction": REDUCTIONS.get(name, "exact"), "dropout": LEGS[name].dropout,
         }  # fmt: skip
@@ -118,7 +123,7 @@ class Probe:
             options["poison"] = Poison(kind=name, rank=world_size - 1, step=self.poisoned_step)  # type: ignore[arg-type]
         if name == "soak":
             options["soak"] = self.repeats
-        if name in ("exact", "own") and "evaluate" in self.brought:
+        if evaluate and name in ("exact", "own") and "evaluate" in self.brought:
             options["evaluate"] = True
         return options
 

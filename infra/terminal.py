@@ -37,7 +37,7 @@ def render_text(release: ReleaseReport | Mapping[str, Any], console: Console) ->
 
 def render_gates(document: Mapping[str, Any], console: Console) -> None:
     """Print gates alone, as of a document of `seatrial check`: outcomes, failing measurements, next steps."""
-    console.print(Group(_gates(document), *_problems(document)), width=min(console.width, WIDTH))
+    console.print(Group(_gates(document), *_problems(document, "`seatrial check --json` prints all")), width=min(console.width, WIDTH))
 
 
 def render_rows(rows: Iterable[Any], console: Console, *, title: str = "") -> None:
@@ -140,14 +140,14 @@ def _outcome(gate: Mapping[str, Any]) -> Text:
     return Text(f"{word}{attempt}{', reused' if gate.get('reused') else ''}", style=style)
 
 
-def _problems(document: Mapping[str, Any]) -> list[RenderableType]:
-    """Each gate that did not pass: what else it refused, whose it is, and what to do about it."""
+def _problems(document: Mapping[str, Any], rest: str = "all in the report") -> list[RenderableType]:
+    """Each gate that did not pass: what else it refused, whose it is, and what to do about it. Args: rest, where the others are said."""
     blocks: list[RenderableType] = []
     stopping = [gate for gate in document.get("gates", ()) if gate.get("outcome") != "pass"]
     for gate in sorted(stopping, key=lambda gate: gate.get("outcome") != "fail"):
         word, style = OUTCOMES.get(str(gate.get("outcome")), ("", "yellow"))
         refusing = _refusing(gate) or [cut(stopped(str(gate.get("reason", ""))), PROBLEM_CHARS)]
-        more = [f"and {len(refusing) - NAMED} more, all in the report"] if len(refusing) > NAMED else []
+        more = [f"and {len(refusing) - NAMED} more, {rest}"] if len(refusing) > NAMED else []
         action = stopped(str(gate.get("action") or ""))
         lines = [*map(said, refusing[:NAMED]), *more, *([f"do: {action}"] if action else [])]
         blocks.append(Text.assemble((f"{gate.get('name', '?')} {word}", style)))

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from validation.completeness import absent_columns, listed
 from validation.equivalence_errors import ERROR_STAGES
 from validation.equivalence_exact import COMPARED, digests_of, repeats
-from validation.equivalence_legs import LEGS, finished, place, required_legs
+from validation.equivalence_legs import EVALUATION, LEGS, finished, place, required_legs
 from validation.equivalence_poison import answer_of
 from validation.policy import EquivalencePolicy
 from validation.records import (
@@ -146,7 +146,8 @@ def _missing_evaluations(records: EquivalenceRecords) -> list[str]:
     widest = max(records.world_sizes)
     missing = [] if records.judged_ids else ["the samples that an evaluation has to count"]
     if widest not in {item.world_size for item in records.evaluations}:
-        missing.append(f"an evaluation at W={widest}")
+        stopped = next((leg.stopped for leg in records.legs if (leg.name, leg.world_size) == (EVALUATION, widest)), "")
+        missing.append(f"an evaluation at W={widest}{f' (it stopped: {stopped[:TOLD]})' if stopped else ''}")
     return missing
 
 

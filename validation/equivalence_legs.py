@@ -8,6 +8,7 @@ from validation.records import Condition, Leg
 
 Sizes = Literal["every", "ends", "widest", "parallel"]  # all; one and the widest; the widest; two and the widest
 Trainer = Literal["ours", "own", "any"]  # all ours; with brought hooks that decide the weights; either
+EVALUATION = "evaluation"  # name of a leg that stands for an own evaluation which raised; the training beside it was run without
 NO_PATH = ("evaluate", "save", "load")  # hooks that do not decide the weights of a run; all others do (trainer.hooks.PATH)
 
 
