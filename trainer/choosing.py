@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from trainer.checks import check_loss, check_model, check_modules, check_stepping, evaluating, is_coupled, is_random, switch_off_dropout
+from trainer.checks import check_loss, check_model, check_modules, check_stepping, evaluating, is_random, switch_off_dropout
 from trainer.conditions import CONDITIONS, Chosen
 from trainer.config import Conditions
 from trainer.dataset import fetch
@@ -16,7 +16,7 @@ from trainer.hardening import hardened, spread
 from trainer.hooks import PATH, brought
 from trainer.order import Order
 from trainer.plain import Moment, Setting, train
-from trainer.problem import Problem, doubled, fresh_model, load_problem
+from trainer.problem import Problem, doubled, fresh_model, load_problem, sees_company
 from trainer.recipe import Batch, Recipe, Training
 from trainer.sample_ids import check_ids
 from trainer.streams import sample_keys
@@ -85,7 +85,7 @@ def look(recipe: Recipe, world_sizes: tuple[int, ...]) -> Facts:
     draws = stays_random or is_random(recipe, model.train(), batch)
     return Facts(
         world_sizes=world_sizes, rows=len(data), judged=len(recipe.data("judge")), weights_count=_weights_count(recipe, batch),
-        coupled=is_coupled(recipe, fresh_model(recipe, torch.float64), batch), draws=draws, stays_random=stays_random,
+        coupled=sees_company(recipe, batch), draws=draws, stays_random=stays_random,
         is_own=bool(mine & set(PATH)), has_own_order=bool(mine & {"sampler", "loader"}),
     )  # fmt: skip
 

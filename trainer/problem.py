@@ -5,10 +5,13 @@ Written apart from trainer/feed.py on purpose (trainer/plain.py). B = samples of
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice, pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +29,8 @@ from trainer.world import World
 from validation.errors import RecipeError
 
 Rows = npt.NDArray[np.int64]
+LOADER_S = 90.0  # for one step's batches: workers may have to be started and import what they need
+COMPANY = 1e-9  # relative: float64 sums of gradients agree to 1e-14
 
 
 class Samples(NamedTuple):
@@ -88,7 +93,7 @@ def load_problem(recipe: Recipe, steps: int) -> Problem:
     else:
         samples = _own_order(recipe, steps) if "sampler" in mine else _order(recipe, data, steps)
         parts = tuple(_fetched(data, [batch]) for batch in samples)
-    coupled = is_coupled(recipe, fresh_model(recipe, torch.float64), doubled(parts[0][0].batch))
+    coupled = sees_company(recipe, doubled(parts[0][0].batch))
     if coupled and not set(PATH) & set(mine):
         parts = tuple(_fetched(data, _as_the_loop_cuts(recipe, batch)) for batch in samples)
     return Problem(recipe, data, samples, parts, _all_steps(recipe, len(data)), coupled, mine, _state(recipe))
@@ -101,6 +106,37 @@ def fresh_model(recipe: Recipe, dtype: torch.dtype) -> nn.Module:
     model.train()
     switch_off_dropout(model)
     return model
+
+
+def trained_type(recipe: Recipe) -> torch.dtype:
+    """What a recipe is trained in: float64 where its model is made of that, float32 otherwise (perhaps in the recipe's autocast)."""
+    kinds = {parameter.dtype for parameter in recipe.model().parameters()}
+    return torch.float64 if kinds == {torch.float64} else torch.float32
+
+
+def sees_company(recipe: Recipe, batch: Batch) -> bool:
+    """Whether samples of a batch see one another: by the loss; for own hooks, which are compared with whole batches, by the gradient too.
+
+    A small term of a product of means (the balance of experts) hardly moves the loss of an untrained model, and its gradient does.
+    Args: batch, in float64.
+    """
+    if is_coupled(recipe, fresh_model(recipe, torch.float64), batch):
+        return True
+    if len(batch.weights) < 4 or not set(PATH) & set(brought(getattr(recipe, "hooks", None))):
+        return False
+    half = len(batch.weights) // 2
+    halves = [Batch(*(value[rows] for value in batch)) for rows in (slice(0, half), slice(half, None))]
+    model = fresh_model(recipe, torch.float64)
+    whole, again, parts = (_gradient(recipe, model, given) for given in ([batch], [batch], halves))
+    return bool(torch.equal(whole, again)) and float((whole - parts).norm()) > COMPANY * float(whole.norm())
+
+
+def _gradient(recipe: Recipe, model: nn.Module, batches: Sequence[Batch]) -> torch.Tensor:
+    """Gradient of the sum of the batches' losses, all parameters in one row."""
+    model.zero_grad(set_to_none=True)
+    for batch in batches:
+        recipe.loss(model, batch)[0].backward()  # type: ignore[no-untyped-call]
+    return torch.cat([torch.zeros(p.numel(), dtype=p.dtype) if p.grad is None else p.grad.flatten() for p in model.parameters()])
 
 
 def _state(recipe: Recipe) -> dict[str, Any] | None:
@@ -135,7 +171,8 @@ def _loaded(recipe: Recipe, data: SplitData, steps: int) -> tuple[tuple[Samples,
     source = Source(recipe, data, order, World(rank=0, world_size=1))
     samples, parts, position = [], [], 0
     for step in range(min(steps, order.steps)):
-        found = source.step_data(step, position)
+        with _in_time(recipe, step):
+            found = source.step_data(step, position)
         if found is None:
             break
         rows = np.concatenate([*found.rows, np.empty(0, dtype=np.int64)])
@@ -144,6 +181,29 @@ def _loaded(recipe: Recipe, data: SplitData, steps: int) -> tuple[tuple[Samples,
         position = order.span(position).stop
     _check_own(recipe, [len(batch.rows) for batch in samples])
     return tuple(samples), tuple(parts)
+
+
+@contextmanager
+def _in_time(recipe: Recipe, step: int) -> Iterator[None]:
+    """Stop an own loader that gives nothing: it would wait for ever. Not outside of a main thread (no alarm clock). Raises RecipeError."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(*_: object) -> NoReturn:
+        raise RecipeError(
+            f"recipe {recipe.name}: hooks.loader gave one process no batch for step {step} within {LOADER_S:g} s. There is nothing to "
+            "compare other world sizes with. Look for a worker that waits (a lock, a queue, a collective that one rank alone enters), and "
+            "let the loader work at world size 1."
+        )
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, LOADER_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def _joined(parts: Sequence[Part]) -> Parts:

@@ -22,6 +22,7 @@ from trainer.conditions import Expectations as Expectations
 from trainer.config import Conditions
 from trainer.expecting import contents_of, draws_by_key
 from trainer.hardening import hardened
+from trainer.hooks import PATH
 from trainer.plain import SLACK, Gradients, Moment, Setting, train, whole_norm
 from trainer.problem import Problem, load_problem
 from trainer.recipe import load_recipe
@@ -31,8 +32,9 @@ from trainer.state import tensor_sha256
 from validation.errors import EvidenceError
 from validation.records import EXPECTED_COLUMNS, GRADIENT_ERROR_COLUMNS
 
+BUFFER_NOISE = 1e-10  # relative: float64 sums of some hundred samples agree to 1e-13, statistics of other samples do not to 1e-3
 LARGEST_SLACK = 1e-5  # of the norm: an own clipping may scale by limit / (norm + slack) with another small slack than torch's
-PARTS = ("weights", "clipped", "after")  # of a step in gradients.safetensors; the reduced gradient has no part's name
+PARTS = ("weights", "clipped", "after", "buffers")  # of a step in gradients.safetensors; the reduced gradient has no part's name
 
 Row = tuple[str, int, int, str, str, float, float, float]
 
@@ -42,7 +44,8 @@ def gradient_errors(recipe_path: str, conditions: Conditions | None, runs: Seque
 
     Args: runs, each {leg, world_size, folder, precision} and perhaps {clip, poison}: clip False = conditions.clip_norm was off; poison, the
         job's Poison or None. Their folders hold gradients.safetensors of at least `steps` steps.
-    Returns: GRADIENT_ERROR_COLUMNS for what a run left of the stages "reduced", "clipped" and, in float64, "weight" (the update). A
+    Returns: GRADIENT_ERROR_COLUMNS for what a run left of the stages "reduced", "clipped" and, in float64, "weight" (the update); of an own
+        trainer in float64 also "buffer", after the first update, beside the leg's run on the fewest ranks. A
         float64 run is compared with the reference's own training, weights' evolution included. A float32 run's weights part from the
         reference's by rounding after one update, so the reference is asked at the run's own weights: that compares the computation of
         gradients and nothing else. A tensor without a gradient counts as zero, one that the reference does not have is wrong by its
@@ -109,6 +112,7 @@ class _Bench:
     _at: dict[tuple[Setting, int, str], dict[str, Gradients]] = field(
         default_factory=dict
     )  # runs of the exact reduction share their weights
+    _buffers: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # of each leg's first run, after its first update
 
     def rows(self, run: _Run) -> Iterator[Row]:
         """One run's rows."""
@@ -122,6 +126,16 @@ class _Bench:
                 found = _found(kept, step, stage, expected)
                 for name, error, scale in _compared(found, expected, without_gradient(moment, stage)):
                     yield run.leg, run.world_size, step, stage, name, error, noise.get((stage, step, name), 0.0), scale
+        if run.precision == "float64" and set(PATH) & set(self.problem.brought):
+            yield from self._moved_buffers(run, _left(kept, 0, "buffers"))
+
+    def _moved_buffers(self, run: _Run, found: dict[str, Tensor]) -> Iterator[Row]:
+        """Buffers after the first update beside those of the leg's run on the fewest ranks, in whatever order they hold their values."""
+        first = self._buffers.setdefault(run.leg, found)
+        for name, value in sorted(found.items()):
+            expected = first.get(name)
+            error = math.inf if expected is None or expected.shape != value.shape else _apart(value.double(), expected.double())
+            yield run.leg, run.world_size, 0, "buffer", name, error, BUFFER_NOISE, math.nan
 
     def _setting(self, run: _Run, kept: Mapping[str, Tensor], poisoned: frozenset[tuple[int, int]]) -> Setting:
         limit = self.problem.recipe.training.clip_norm if run.clip else None
@@ -192,6 +206,13 @@ def places_of(problem: Problem, step: int, samples: Sequence[tuple[int, str]]) -
             free.remove(best)
             found.append(best[0])
     return found
+
+
+def _apart(found: Tensor, expected: Tensor) -> float:
+    """Relative distance, the smaller one of values in their places and sorted: a queue may be filled in any order."""
+    size = float(expected.norm()) or float(found.norm()) or 1.0
+    in_order = ((found, expected), (found.flatten().sort()[0], expected.flatten().sort()[0]))
+    return min(float((one - other).norm()) for one, other in in_order) / size
 
 
 def _slack(found: Mapping[str, Tensor], norm: float, limit: float, precision: str) -> float:

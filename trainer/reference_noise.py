@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from trainer.plain import Gradients, Moment, Setting, clip, mean_gradients, move, norms, pieces, put, train, whole_norm
-from trainer.problem import Problem, fresh_model
+from trainer.problem import Problem, fresh_model, trained_type
 from trainer.streams import NOISE, hash64
 
 VARIANTS = 8  # of each kind
@@ -36,7 +36,7 @@ def float64_noise(problem: Problem, setting: Setting, moments: Sequence[Moment])
 
 def float32_noise(problem: Problem, setting: Setting, moments: Sequence[Moment], step: int) -> Noise:
     """Noise of one step's stages "reduced" and "clipped" and every tensor. Args: moments, the reference's training under `setting`."""
-    return _largest(_float32(problem, setting, moments[step], step), moments, torch.float32)
+    return _largest(_as_trained(problem, setting, moments[step], step), moments, trained_type(problem.recipe))
 
 
 def _largest(variants: Iterable[Variant], moments: Sequence[Moment], precision: torch.dtype) -> Noise:
@@ -86,12 +86,13 @@ def _float64(problem: Problem, setting: Setting, moments: Sequence[Moment]) -> I
         yield found
 
 
-def _float32(problem: Problem, setting: Setting, moment: Moment, step: int) -> Iterator[Variant]:
-    """Each variant's distances from float64 at the same (rounded) weights."""
-    rounded = {name: value.float() for name, value in moment.weights.items()}
+def _as_trained(problem: Problem, setting: Setting, moment: Moment, step: int) -> Iterator[Variant]:
+    """Each variant's distances from float64 at the same weights, rounded to the type that is trained in."""
+    kind = trained_type(problem.recipe)
+    rounded = {name: value.to(kind) for name, value in moment.weights.items()}
     right = gradients_at(problem, setting, rounded, step)
     none = without_gradient(moment, "reduced")
-    model = fresh_model(problem.recipe, torch.float32)
+    model = fresh_model(problem.recipe, kind)
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     for moved, shuffled in _variants(problem):
         put(model, rounded | buffers)

@@ -23,6 +23,8 @@ RESIDUE = 0.1  # share of an error that may not lie along the right value when t
 AGREEING = 0.9  # share of the wrong tensors that has to show the factor: a tensor of pure noise shows anything
 ROUNDING = 0.05  # rounding to bfloat16 leaves less (2**-8 an element, summed over a few ranks); logic faults leave more in some tensor
 EVEN = 30.0  # rounding hits all tensors alike: largest over smallest error; measured below 3 for float16 and bfloat16
+PLAINLY_EVEN = 4.0  # the same where nothing else tells of a narrow type
+ALONG = 0.2  # share of a rounding error that lies along the right value, at most, in the middle tensor: 1/sqrt(elements) for random ones
 
 
 class TensorError(NamedTuple):
@@ -48,6 +50,7 @@ class Divergence:
     clean_legs: tuple[str, ...]  # other legs that are within the limit at the widest of these world sizes, this step and this stage
     micro_batches: Mapping[int, int] = field(default_factory=dict)  # world size -> micro-batches a rank makes in one step
     rates_differ: bool = False  # learning rates are not the reference's
+    narrow: tuple[str, ...] = ()  # types narrower than the leg's own that its collectives carried
 
     @property
     def world_size(self) -> int:
@@ -102,15 +105,18 @@ def _gradient(divergence: Divergence) -> Diagnosis:
         return _said("no_gradient", divergence, f"{_share(divergence)} zero where the reference has a gradient")
     if factor is not None:
         return _said("factor", divergence, f"{_share(divergence)} off by the same factor {factor:.4g}{named_factor(divergence)}")
-    if is_rounding(tensors, divergence.total):
+    if _is_narrow(divergence):
         kind = type_of_rounding(tensors)
         return _said("precision", divergence, f"{_amounts(tensors, divergence.total)}, without a direction: the size of {kind} rounding")
     if "training" in divergence.clean_legs and divergence.step == 0 and divergence.leg in ("logic", "unclipped"):
         words = "the gradient is right for the weights the run had, and these were not the reference's before the first update"
         return _said("initial_weights", divergence, words)
+    since = f", and right before step {divergence.step}" if divergence.step else ""
     if 1 not in divergence.found and divergence.world_size > 1:
         words = "ranks are normalised, clipped or computed each for itself"
-        return _said("per_rank", divergence, f"{_amounts(tensors, divergence.total)}: {words}")
+        return _said("per_rank", divergence, f"{_amounts(tensors, divergence.total)}{since}: {words}")
+    if since:
+        return _said("leftover", divergence, f"{_amounts(tensors, divergence.total)}{since}: an update leaves the next one something")
     if divergence.micro_batches.get(1, 1) > 1:
         words = "micro-batches are normalised or clipped each for itself"
         return _said("per_micro_batch", divergence, f"{_amounts(tensors, divergence.total)}: {words}")
@@ -208,6 +214,19 @@ def is_rounding(tensors: Sequence[TensorError], total: int) -> bool:
     errors = [row.rel_err for row in tensors]
     across = sum(abs(row.scale - 1) <= row.rel_err / 2 for row in tensors)
     return 2 * len(tensors) > total and max(errors) <= ROUNDING and max(errors) <= EVEN * min(errors) and 2 * across > len(tensors)
+
+
+def _is_narrow(divergence: Divergence) -> bool:
+    """Whether small errors are rounding: one rank shows them too, a collective was narrow, or they could not be more alike.
+
+    A small term that every rank computes of its own samples (balancing, regularisation) has errors of that size, too.
+    """
+    tensors = divergence.tensors
+    if not is_rounding(tensors, divergence.total):
+        return False
+    errors = [row.rel_err for row in tensors]
+    along = median(abs(row.scale - 1) / row.rel_err for row in tensors)
+    return 1 in divergence.found or bool(divergence.narrow) or (max(errors) <= PLAINLY_EVEN * min(errors) and along <= ALONG)
 
 
 def type_of_rounding(tensors: Sequence[TensorError]) -> str:

@@ -83,9 +83,13 @@ _PATHS: tuple[tuple[str, Callable[[int, int], int]], ...] = (  # what is wrong, 
 )
 
 
-def diagnose_rates(found: Rates, expected: Rates, world_size: int) -> Diagnosis:
-    """Say how learning rates are wrong. Args: both by step, from step 0 on."""
-    for words, path in _PATHS:
+def diagnose_rates(found: Rates, expected: Rates, world_size: int, micro_batches: int = 1) -> Diagnosis:
+    """Say how learning rates are wrong. Args: both by step, from step 0 on; micro_batches, of a rank in one step."""
+    paths = [*_PATHS]
+    if micro_batches > 1:
+        each = (f"the schedule steps once per micro-batch, {micro_batches} times in every update", lambda step, _size: step * micro_batches)
+        paths = [*paths, each] if world_size > 1 and micro_batches == world_size else [each, *paths]
+    for words, path in paths:
         pairs = [(rates, expected[at]) for step, rates in enumerate(found) if (at := path(step, world_size)) < len(expected)]
         tells = len({tuple(right) for _, right in pairs}) > 1 or path(1, world_size) == 0
         if len(pairs) > 1 and tells and all(same_rates(rates, right) for rates, right in pairs):
@@ -94,4 +98,7 @@ def diagnose_rates(found: Rates, expected: Rates, world_size: int) -> Diagnosis:
     if factors and not math.isclose(factors[0], 1.0) and all(math.isclose(factor, factors[0], rel_tol=1e-6) for factor in factors):
         named = " = W" if math.isclose(factors[0], world_size) and world_size > 1 else ""
         return Diagnosis(kind="rates", words=f"every learning rate is multiplied by {factors[0]:.4g}{named}")
-    return Diagnosis(kind="rates", words="learning rates follow another schedule")
+    pairs = list(zip(found, expected, strict=False))
+    first = next((step for step, (rates, right) in enumerate(pairs) if not same_rates(rates, right)), 0)
+    since = f": equal to the schedule's up to step {first - 1}" if first else ""
+    return Diagnosis(kind="rates", words=f"learning rates follow another schedule{since}")

@@ -7,8 +7,8 @@ Kind = Literal[
     "not_a_number", "not_split", "rank_order", "padding", "samples", "epoch_order", "order", "content", "claims", "evaluation",
     "streams", "no_draws", "rates",
     "no_reduction", "unreduced_tensors", "buffers", "clipping", "update", "nothing_moves", "still", "initial_weights",
-    "factor", "no_gradient", "some_tensors", "per_rank", "per_micro_batch", "every_size", "precision", "torch_reduction", "world_size",
-    "shared", "poison", "intermittent",
+    "factor", "no_gradient", "some_tensors", "per_rank", "per_micro_batch", "every_size", "leftover", "precision", "torch_reduction",
+    "world_size", "shared", "poison", "intermittent",
     "weights", "weights_rounded", "averages", "averages_as_weights", "moments_lost", "moments_swapped", "moments", "step_count", "schedule",
     "loss_scale", "random_streams", "position", "settings", "not_in_state", "unknown",
 ]  # fmt: skip
@@ -24,8 +24,8 @@ class Meaning(NamedTuple):
 KINDS: dict[Kind, Meaning] = {
     # what the ranks trained on
     "not_split": Meaning(
-        "several ranks consumed the same samples in a step",
-        "split the data by rank: give the sampler or the iterable dataset rank and world size",
+        "several ranks, or several loader workers of one, consumed the same samples",
+        "split the data by rank, and in a rank by loader worker: give the sampler or the iterable dataset both numbers",
     ),
     "rank_order": Meaning(
         "samples of the step are repeated and others missing, by other amounts on each rank",
@@ -99,6 +99,10 @@ KINDS: dict[Kind, Meaning] = {
     "every_size": Meaning(
         "most tensors are off, each by its own amount, on one rank too, with one micro-batch",
         "compare the step's loss with the recipe's on one batch: another term, mode (train, eval), precision or weight",
+    ),
+    "leftover": Meaning(
+        "most tensors are off on one rank too, in a later step, and the first step is right",
+        "clear the gradients before each update (zero_grad), and look for what else one update leaves the next: a window, a mode, a cache",
     ),
     "shared": Meaning(
         "autograd and finite differences disagree", "look at custom backward functions, detached parts and in-place changes of the loss"

@@ -26,6 +26,8 @@ UNFORETOLD = (
 )
 PERMUTATION = "data order is a function of seed, epoch and position alone"
 RENEWED = 20  # samples that come twice from which on none looking new is no chance: 1 in 2**20 where half of them change
+MEANT = 0.5  # share of repeated samples that stand in one update with their repeat, from which on that is a sampler's purpose
+REREAD = "the order comes again while it is still under way: several workers, or several readers of a stream, each read all of it"
 SHORTEST = 8  # samples of a second epoch from which on an equal order is no chance: 1 in 8! = 40,320
 
 
@@ -204,7 +206,10 @@ def _order_check(records: EquivalenceRecords) -> list[Check]:
 
 
 def _epoch_check(records: EquivalenceRecords) -> list[Check]:
-    """An own order's first two epochs, in the ledger of its smallest world size: a sample's second turn belongs to the second epoch."""
+    """An own order's first two epochs, in the ledger of its smallest world size: a sample's second turn belongs to the second epoch.
+
+    A sampler may repeat each sample within one update on purpose; loader workers that all read the whole stream repeat whole updates.
+    """
     legs = [leg for leg in finished(records.legs, "own") if not absent_columns(leg.ledger, LEDGER_COLUMNS) and len(leg.ledger)]
     if not {"sampler", "loader"} & set(records.brought) or not legs:
         return []
@@ -213,8 +218,13 @@ def _epoch_check(records: EquivalenceRecords) -> list[Check]:
     first, second = (order["sample_id"].to_numpy()[turn == number] for number in (0, 1))
     if len(second) < SHORTEST or len(first) < len(second):
         return []
-    is_same = bool(np.array_equal(first[: len(second)], second))
+    steps = order["step"].to_numpy()
+    is_meant = bool((order[turn <= 1].groupby("sample_id")["step"].nunique() == 1).mean() > MEANT)
+    is_same = bool(np.array_equal(first[: len(second)], second)) and not is_meant
+    is_early = is_same and int(np.flatnonzero(turn == 1)[0]) < int(np.flatnonzero(turn == 0)[-1])
     where = f"{place(legs[0])}: {len(second)} samples come again as they came" if is_same else ""
-    action = said("epoch_order", "each epoch has the order of the first") if is_same else ""
+    if is_early:
+        where += f", from step {steps[turn == 1][0]} on, before others have come at all"
+    action = said("not_split", REREAD) if is_early else said("epoch_order", "each epoch has the order of the first") if is_same else ""
     source = "a new order in each epoch; a sampler that is meant to keep it excludes the condition epoch_border"
     return [check("epochs in the same order", float(is_same), "==", 0, unit="", source=source, where=where, action=action)]

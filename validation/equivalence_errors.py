@@ -1,6 +1,7 @@
 """Is the gradient right: every tensor of the compared legs against the float64 reference, in units of its own float noise; and slopes."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from validation.verdict import Check, Plot, Series, Table, check
 COMPARED = (*(name for name, kind in LEGS.items() if kind.compared), "spike")
 ERROR_STAGES = ("reduced", "clipped", "weight")
 SHOWN_TENSORS = 30  # in the plot, the worst ones
-WIDTH = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16}  # bits
+WIDTH = {"float64": 64, "float32": 32, "bfloat16": 16, "float16": 16, "int8": 8}  # bits; uint8 carries pickled objects
 ALL_TENSORS = "all tensors"  # trainer.slopes.ALL: the direction that moves every tensor
 
 
@@ -25,7 +26,7 @@ def legs_in_noise(records: EquivalenceRecords) -> dict[str, Frame]:
     """Each compared leg's errors with `in_noise`; legs without rows are left out."""
     if absent_columns(records.errors, GRADIENT_ERROR_COLUMNS) or records.errors.empty:
         return {}
-    errors = without_skipped(records, records.errors)
+    errors = without_skipped(records, records.errors[records.errors["stage"].isin(ERROR_STAGES)])
     return {leg: rows for leg in COMPARED if len(rows := errors_in_noise(errors, leg))}
 
 
@@ -35,6 +36,8 @@ def error_checks(records: EquivalenceRecords, policy: EquivalencePolicy, *, rate
     checks = []
     for leg, rows in legs.items():
         first = first_divergence(legs, leg, limit.value, micro_batches=micro_batches(records, leg), rates_differ=rates_differ)
+        narrow = narrow_types(records, leg) if first is not None else ()
+        first = first and replace(first, narrow=narrow)
         for stage in sorted(set(rows["stage"]) & set(ERROR_STAGES), key=lambda name: _turn(name, first)):
             staged = rows[rows["stage"] == stage]
             failing = first_beyond(staged, limit.value)
@@ -44,7 +47,8 @@ def error_checks(records: EquivalenceRecords, policy: EquivalencePolicy, *, rate
                 is_first = (first.stage, first.step) == (stage, int(failing["step"].iloc[0]))
                 follows = f"follows from the {STAGE_WORDS.get(first.stage, first.stage)} at step {first.step}"
                 found = diagnose(first)
-                action = f"{found}{_narrow(records, leg) if found.kind == 'precision' else ''}" if is_first else follows
+                carried = f"; collectives of this leg carried {listed(narrow)}" if narrow and found.kind == "precision" else ""
+                action = f"{found}{carried}" if is_first else follows
             checks.append(
                 check(
                     f"{leg} leg: {STAGE_WORDS[stage]}, worst tensor", float(row["in_noise"]), "<=", limit.value, unit="x its float noise",
@@ -53,6 +57,36 @@ def error_checks(records: EquivalenceRecords, policy: EquivalencePolicy, *, rate
                 )
             )  # fmt: skip
     return checks
+
+
+def is_wrong_alone(records: EquivalenceRecords, policy: EquivalencePolicy) -> bool:
+    """Whether one rank without any peer leaves the reference in float64."""
+    rows = legs_in_noise(records).get("logic")
+    return rows is not None and not beyond(rows[rows["world_size"] == 1], policy.noise_multiple.value).empty
+
+
+def buffer_checks(records: EquivalenceRecords, policy: EquivalencePolicy) -> list[Check]:
+    """Buffers of an own trainer after the first update, beside the fewest ranks': alike on all ranks they may still be of one's samples.
+
+    Only where a rank has one micro-batch: how several of them move a buffer may depend on where they are cut.
+    """
+    if absent_columns(records.errors, GRADIENT_ERROR_COLUMNS) or records.errors.empty:
+        return []
+    rows = errors_in_noise(records.errors[records.errors["stage"] == "buffer"], "logic")
+    rows = rows[rows["world_size"].map(micro_batches(records, "logic")).fillna(1) == 1]
+    if rows.empty:
+        return []
+    row, fewest, limit = worst_row(rows), int(rows["world_size"].min()), policy.noise_multiple
+    wrong = beyond(rows, limit.value)
+    words = f"after the first update {listed(sorted(set(wrong['tensor'])))} depend on how many ranks there are, while all of them agree"
+    action = said("buffers", f"{words}: statistics of one rank's samples, or moved once a rank") if len(wrong) else ""
+    return [
+        check(
+            "logic leg: buffers after the first update, worst", float(row["in_noise"]), "<=", limit.value, unit="x float64 noise",
+            source=limit.source, action=action,
+            where=f"W={row['world_size']}, buffer {row['tensor']}: relative distance {row['rel_err']:.3g} to W={fewest}",
+        )
+    ]  # fmt: skip
 
 
 def _turn(stage: str, first: Divergence | None) -> tuple[bool, int]:
@@ -69,13 +103,13 @@ def micro_batches(records: EquivalenceRecords, leg: str) -> dict[int, int]:
     return counts
 
 
-def _narrow(records: EquivalenceRecords, leg: str) -> str:
-    """Names collectives of a narrower type than the leg's own, which may be why."""
-    found = set()
+def narrow_types(records: EquivalenceRecords, leg: str) -> tuple[str, ...]:
+    """Types narrower than a leg's own that its collectives carried: they may be why it lost precision."""
+    found: set[str] = set()
     for run in finished(records.legs, leg):
         if not absent_columns(run.collectives, COLLECTIVE_COLUMNS):
             found |= {name for name in run.collectives["dtype"] if WIDTH.get(name, 64) < WIDTH.get(run.precision, 0)}
-    return f"; collectives of this leg carried {listed(sorted(found))}" if found else ""
+    return tuple(sorted(found))
 
 
 def slope_checks(records: EquivalenceRecords, policy: EquivalencePolicy) -> list[Check]:

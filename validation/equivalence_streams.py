@@ -125,11 +125,18 @@ def rate_checks(records: EquivalenceRecords, wrong: list[WrongRate]) -> list[Che
         return []
     where, action = "", ""
     if wrong:
-        first = max((item for item in wrong if item.leg.name == wrong[0].leg.name), key=lambda item: (item.leg.world_size, -item.step))
+        same = [item for item in wrong if item.leg.name == wrong[0].leg.name]  # one rank alone tells most: no number of ranks is in it
+        first = max(same, key=lambda item: (item.leg.world_size == 1, item.leg.world_size, -item.step))
         where = f"{place(first.leg, first.step, first.rank)}: {first.found} instead of {first.expected}"
         updates = updates_of(first.leg)
         assert updates is not None
         series = [rates(text) for text in updates[updates["rank"] == first.rank]["rates"]]
-        action = str(diagnose_rates(series, [rates(text) for text in records.expected_rates], first.leg.world_size))
+        expected = [rates(text) for text in records.expected_rates]
+        action = str(diagnose_rates(series, expected, first.leg.world_size, _micro_batches(first.leg)))
     name = "updates with another learning rate"
     return [check(name, float(len(wrong)), "==", 0, unit="", source=REFERENCE_RATES, where=where, action=action)]
+
+
+def _micro_batches(leg: Leg) -> int:
+    """Micro-batches that a rank puts through one step; 1 where nobody told."""
+    return 1 if absent_columns(leg.consumed, CONSUMED_COLUMNS) or leg.consumed.empty else int(leg.consumed["micro"].max()) + 1

@@ -1,6 +1,7 @@
 """The plain float64 reference agrees with the loop within the tensors' own float noise, and not with a planted defect."""
 
 import pickle
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,19 +16,20 @@ from safetensors.torch import load_file, save_file
 from tiny_recipe import TinyRecipe, small_net
 from torch import Tensor, nn
 
-from trainer import reference, runlog
+from trainer import problem, reference, runlog
 from trainer.audit import content_digests
+from trainer.checks import is_coupled
 from trainer.config import Conditions, Poison
 from trainer.hardening import hardened
 from trainer.hooks import Hooks, Sampler, Step, StepData
 from trainer.order import Order
 from trainer.plain import Setting, train
-from trainer.problem import Problem, load_problem
+from trainer.problem import Problem, doubled, fresh_model, load_problem, sees_company, trained_type
 from trainer.recipe import Training, load_recipe
 from trainer.reference import expectations, gradient_errors, places_of
 from trainer.reference_noise import Noise, distances, float32_noise, float64_noise
 from trainer.world import World
-from validation.errors import EvidenceError
+from validation.errors import EvidenceError, RecipeError
 from validation.records import EXPECTED_COLUMNS, GRADIENT_ERROR_COLUMNS
 
 STEPS = 4
@@ -453,3 +455,80 @@ def frozen_bias() -> nn.Module:
     model = small_net()
     model.get_parameter("4.bias").requires_grad_(False)
     return model
+
+
+def test_a_queue_may_be_filled_in_any_order() -> None:
+    """Buffers are as far apart as their values, wherever they stand; an empty one is equal to itself."""
+    first = torch.arange(6.0, dtype=torch.float64).view(2, 3)
+
+    assert reference._apart(first.flip(0), first) == 0.0
+    assert reference._apart(first * 1.5, first) == pytest.approx(0.5)
+    assert reference._apart(torch.zeros(2), torch.zeros(2)) == 0.0
+    assert reference._apart(torch.ones(2), torch.zeros(2)) == pytest.approx(1.0)
+
+
+class Company(Hooks):
+    """Own hooks."""
+
+    def update(self, step: Step) -> None:
+        super().update(step)
+
+
+class Brought(TinyRecipe):
+    """With own hooks."""
+
+    hooks = Company()
+
+
+class Balanced(Brought):
+    """With a term that multiplies two means of a batch: it moves the loss by next to nothing."""
+
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+        loss_sum, weight = super().loss(model, batch)
+        outputs = model(batch.inputs)
+        return loss_sum + 1e-7 * outputs.mean() * outputs.square().mean() * weight, weight
+
+
+def test_company_shows_in_the_gradient() -> None:
+    """A small balancing term couples samples, though the loss of two halves is that of the whole to a millionth."""
+    batch = doubled(TinyRecipe().data("train").batch(np.arange(16)))
+
+    assert sees_company(Balanced(), batch)
+    assert not sees_company(Brought(), batch)
+    assert not is_coupled(Balanced(), fresh_model(Balanced(), torch.float64), batch)
+
+
+class Wide(TinyRecipe):
+    """A model in float64."""
+
+    def model(self) -> nn.Module:
+        return super().model().double()
+
+
+def test_a_recipe_is_trained_in_its_own_type() -> None:
+    """A model that is float64 all through is not rounded."""
+    assert trained_type(Wide()) is torch.float64
+    assert trained_type(TinyRecipe()) is torch.float32
+
+
+class Stuck(Hooks):
+    """A loader that waits for ever."""
+
+    def loader(self, data: Any, sampler: Any, world: World) -> Any:
+        del data, sampler, world
+        time.sleep(60)
+        yield from ()
+
+
+class Waiting(TinyRecipe):
+    """Whose loader does."""
+
+    hooks = Stuck()
+
+
+def test_a_loader_that_waits_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reference asks the loader for one process's batches, and does not wait for ever."""
+    monkeypatch.setattr(problem, "LOADER_S", 0.2)
+
+    with pytest.raises(RecipeError, match=r"hooks.loader gave one process no batch for step 0 within 0.2 s"):
+        load_problem(Waiting(), 2)

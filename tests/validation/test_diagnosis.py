@@ -271,3 +271,28 @@ def test_next_steps_tell_kinds_apart() -> None:
     steps = [meaning.next_step for meaning in KINDS.values()]
 
     assert all(one not in other for number, one in enumerate(steps) for place, other in enumerate(steps) if number != place)
+
+
+@pytest.mark.parametrize(
+    ("found", "changes", "kind"),
+    [
+        pytest.param({2: amounts(5e-4, 8e-3, along=0.1)}, {}, "per_rank", id="a-small-term-of-each-rank's-own"),
+        pytest.param({2: amounts(3e-3, 4e-3, along=0.1)}, {}, "precision", id="all-alike"),
+        pytest.param({2: amounts(5e-4, 8e-3, along=0.1)}, {"narrow": ("bfloat16",)}, "precision", id="narrow-collective"),
+        pytest.param({1: amounts(5e-4, 8e-3, along=0.1)}, {}, "precision", id="on-one-rank-too"),
+    ],
+)
+def test_small_errors_are_rounding_only_where_more_tells_so(found: Any, changes: dict[str, Any], kind: str) -> None:
+    """A balancing term of one per cent has errors of the size of a narrow type's rounding."""
+    assert diagnose(divergence(found, **changes)).kind == kind
+
+
+def test_what_the_update_before_left() -> None:
+    """Right in the first step and wrong on one rank, too: neither ranks nor micro-batches are the cause."""
+    found = {1: amounts(0.1, 0.9), 2: amounts(0.1, 0.9)}
+
+    seen = diagnose(divergence(found, step=1, micro_batches={1: 2, 2: 2}))
+
+    assert seen.kind == "leftover"
+    assert "right before step 1" in seen.words
+    assert diagnose(divergence({2: amounts(0.1, 0.9)}, step=1)).kind == "per_rank"

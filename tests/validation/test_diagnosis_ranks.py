@@ -113,3 +113,12 @@ WARMUP = [(0.1 * step,) for step in range(1, 7)]
 def test_rates(found: list[tuple[float, ...]], expected: list[tuple[float, ...]], words: str) -> None:
     """A wrong schedule at two ranks is named by its path."""
     assert words in diagnose_rates(found, expected, 2).words
+
+
+def test_a_schedule_that_steps_with_micro_batches() -> None:
+    """On one rank no number of ranks can be the cause."""
+    twice = [(0.1,), (0.3,), (0.5,)]
+
+    assert "once per micro-batch, 2 times" in diagnose_rates(twice, WARMUP, 1, 2).words
+    assert "once per rank" in diagnose_rates(twice, WARMUP, 2, 2).words
+    assert "up to step 1" in diagnose_rates([*WARMUP[:2], (0.9,)], WARMUP, 2).words

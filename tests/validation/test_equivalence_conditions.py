@@ -317,3 +317,32 @@ def test_what_comes_and_goes_is_named_first() -> None:
 
     assert failed(verdict) == ["soak leg: repeats that differ at W=2", "own leg: digests that differ between ranks"]
     assert verdict.action.startswith("intermittent: ")
+
+
+def with_buffers(size: int, rel_err: float, brought: tuple[str, ...] = OWN, micro: int = 0) -> EquivalenceRecords:
+    """An own trainer whose buffers are measured. Args: rel_err, of those of this many ranks; micro, the last micro-batch's number."""
+    made = records(brought)
+    rows = [("logic", w, 0, "buffer", "norm.mean", rel_err if w == size else 0.0, 1e-10, float("nan")) for w in made.world_sizes]
+    errors = pd.concat([made.errors, pd.DataFrame(rows, columns=made.errors.columns)], ignore_index=True)
+    return with_legs(replace(made, errors=errors), "logic", consumed=lambda table: table.assign(micro=micro))
+
+
+@pytest.mark.parametrize(
+    ("size", "rel_err", "micro", "fails"),
+    [(4, 0.3, 0, True), (2, 1e-9, 0, True), (2, 7e-10, 0, False), (4, float("nan"), 0, True), (4, 0.3, 1, False)],
+)
+def test_buffers_that_depend_on_the_ranks(size: int, rel_err: float, micro: int, fails: bool) -> None:
+    """All ranks agree, and the statistics are one rank's; with several micro-batches nobody can tell."""
+    verdict = judge_equivalence(with_buffers(size, rel_err, micro=micro), POLICY)
+
+    assert failed(verdict) == (["logic leg: buffers after the first update, worst"] if fails else [])
+    assert not fails or (verdict.action.startswith("buffers: ") and "norm.mean" in verdict.action)
+
+
+def test_a_gradient_that_changes_on_one_rank_is_no_broken_link() -> None:
+    """What hooks keep from one update to the next makes repeats differ, too."""
+    made = with_leg(records(OWN), "soak", 2, digests=change("sha256", "other", stage="again", step=3, rank=1))
+    wrong = replace(made, errors=changed(made.errors, "rel_err", 0.5, leg="logic", stage="reduced", step=1))
+
+    assert judge_equivalence(made, POLICY).action.startswith("intermittent: ")
+    assert failed(judge_equivalence(wrong, POLICY))[0].startswith("logic leg")

@@ -372,3 +372,18 @@ def test_a_backward_pass_that_draws_is_no_gradient_of_its_loss(kind: tuple[str, 
 
     assert failed(verdict)[0] == "random numbers drawn in backward passes"
     assert "preserve_rng_state" in verdict.action
+
+
+def repeated(block: int) -> list[int]:
+    """Every block of samples twice, the repeat after it."""
+    return [sample for first in range(0, 20, block) for sample in EPOCH[first : first + block] * 2]
+
+
+@pytest.mark.parametrize(("block", "is_wrong"), [(8, True), (1, False)], ids=["whole-updates", "within-an-update"])
+def test_an_order_that_comes_again_while_it_is_under_way(block: int, is_wrong: bool) -> None:
+    """Loader workers that all read the whole stream repeat updates; a sampler that repeats each sample at once means it."""
+    verdict = judge_equivalence(with_legs(records(("loader",)), "own", ledger=ordered(repeated(block), EPOCH)), POLICY)
+
+    found = [item for item in verdict.checks if item.name == "epochs in the same order" and item.passed is False]
+    assert bool(found) is is_wrong
+    assert not is_wrong or (found[0].action.startswith("not split: ") and "loader worker" in found[0].action)
