@@ -2,12 +2,14 @@
 
 from collections.abc import Callable, Mapping
 
+from flows.diagnosing import diagnose_folder
 from flows.drill_scenes import both, fault
 from flows.drill_stage import Ran, Stage
 from validation.finding import Finding
 from validation.records import Drill
+from validation.straggling import find_stragglers
 
-STEPS, LATE_MS = 40, 40.0
+STEPS, LATE_MS = 40, 60.0
 LATE = {"forward": ("compute", "host_cpu", "imbalance"), "data": ("data",)}  # phase of the planted delay -> causes that are right
 
 
@@ -19,9 +21,11 @@ def straggler(stage: Stage) -> Drill:
 def _late(stage: Stage, phase: str) -> Drill:
     planned = fault("delay", step=5, phase=phase, ms=LATE_MS)
     ran = stage.play(f"late-{phase}", world_size=2, steps=STEPS, faults=(planned,))
-    found = diagnosed(ran)
-    seen = found.kind == "late_rank" and found.ranks == (1,) and found.cause in LATE[phase]
-    return _judged("straggler", stage, ran, {str(planned)}, found, seen=seen)
+    findings = stragglers_of(ran)
+    right = [found for found in findings if found.kind == "late_rank" and found.ranks == (1,) and found.cause in LATE[phase]]
+    wrong = [found for found in findings if found.ranks != (1,) and found.step >= planned.step]  # a first step that compiles is news, too
+    shown = (*right, *wrong, *findings, diagnosed(ran))[0]
+    return _judged("straggler", stage, ran, {str(planned)}, shown, seen=bool(right) and not wrong)
 
 
 def uniform_slowness(stage: Stage) -> Drill:
@@ -41,10 +45,14 @@ def silent_mismatch(stage: Stage) -> Drill:
     return _judged("silent_mismatch", stage, ran, {str(planned)}, found, seen=seen)
 
 
+def stragglers_of(ran: Ran) -> tuple[Finding, ...]:
+    """All that the recorded steps of the run's ranks say of slowness."""
+    timeline = diagnose_folder(ran.folder).evidence.timeline
+    return () if timeline is None else find_stragglers(timeline)
+
+
 def diagnosed(ran: Ran) -> Finding:
     """What `seatrial diagnose` says of the run's folder. Raises DataError when it holds no evidence."""
-    from flows.diagnosing import diagnose_folder  # it imports what other drills do not need
-
     return diagnose_folder(ran.folder).finding
 
 
