@@ -14,6 +14,7 @@ from validation.hang_conflict import blocking_conflict, judge_conflict
 from validation.hang_cycle import judge_cycle
 from validation.hang_deaths import first_deaths, judge_abort, judge_deaths
 from validation.hang_p2p import judge_talks, talks_of
+from validation.hang_program import deserters
 from validation.hang_quiet import (
     ended_wait,
     first_conflict,
@@ -21,12 +22,13 @@ from validation.hang_quiet import (
     judge_moving,
     judge_parted,
     judge_quiet_conflict,
+    judge_setup,
     judge_well,
 )
 from validation.hang_reasons import is_failed
 from validation.hang_scene import Scene, scene_of
 from validation.hang_stuck import clash, is_stale, judge_hidden, judge_stuck, split
-from validation.hang_waits import Wait, cycle_of, edges, waits_of, with_hidden_members
+from validation.hang_waits import Wait, circle_with, cycle_of, edges, waits_of, with_hidden_members
 from validation.hang_words import found
 
 
@@ -77,6 +79,8 @@ def _standing_still(scene: Scene, waits: tuple[Wait, ...]) -> Finding | None:
         return judge_absent(scene, *missing[0])
     wait = ends[0][0]
     outside = tuple(rank for rank in scene.ranks if rank not in wait.lane.members)
+    if not wait.lane.is_known and not wait.absent and (deserted := deserters(scene, set(outside) & inside)) and _is_waited_for(wait, waits):
+        return judge_cycle(scene, circle_with(wait, waits, deserted))
     if is_stale(scene, wait):
         return None
     if not wait.lane.is_known and outside and _is_waited_for(wait, waits):
@@ -102,7 +106,7 @@ def _quiet(scene: Scene, waits: tuple[Wait, ...]) -> Finding:
     if late is not None:
         return late
     if is_failed(scene):
-        return judge_abort(scene, waits) or judge_parted(scene) or judge_failed(scene)
+        return judge_abort(scene, waits) or judge_setup(scene) or judge_parted(scene) or judge_failed(scene)
     return _timeline(scene) or (judge_moving(scene) if waits else judge_well(scene))
 
 

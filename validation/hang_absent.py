@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from validation.finding import Confidence, Finding, FindingKind, Operation
 from validation.hang_order import came_before, divergence
-from validation.hang_reasons import CAUSES, Reason, has_ended, is_exhausted, is_well_over, marker_of, reason_of
+from validation.hang_reasons import CAUSES, Reason, has_ended, is_exhausted, is_heard, is_well_over, marker_of, reason_of
 from validation.hang_scene import Scene
 from validation.hang_signatures import BARRIERS
 from validation.hang_waits import Wait, answer, late_arrivals
@@ -12,7 +12,7 @@ from validation.hang_words import at, found, has_timed_out, listed, named, numbe
 
 # of several missing ranks with several reasons, the first of these is the cause
 _ORDER: tuple[FindingKind, ...] = (
-    "frozen_process", "dataloader_deadlock", "exception_path", "uneven_inputs", "missing_participant", "late_rank",
+    "frozen_process", "dataloader_deadlock", "exception_path", "op_type_mismatch", "uneven_inputs", "missing_participant", "late_rank",
 )  # fmt: skip
 
 
@@ -30,7 +30,8 @@ def judge_absent(scene: Scene, wait: Wait, missing: tuple[int, ...]) -> Finding:
     reasons = {rank: _reason(scene, wait, rank, late) for rank in missing}
     known = {rank: reason for rank, reason in reasons.items() if reason is not None}
     if not known:
-        return _unheard(scene, wait, missing)
+        words = f"All others wait in {_operation_words(scene, wait)}"
+        return unheard(scene, missing, _place(scene, wait, missing[0]), words, _lines(scene, wait, missing))
     kind = next(kind for kind in _ORDER if any(reason.kind == kind for reason in known.values()))
     culprits = tuple(rank for rank, reason in sorted(known.items()) if reason.kind == kind)
     if kind == "late_rank" and len(culprits) > len(wait.ranks) and not late:
@@ -40,6 +41,12 @@ def judge_absent(scene: Scene, wait: Wait, missing: tuple[int, ...]) -> Finding:
 
 def _reason(scene: Scene, wait: Wait, rank: int, late: Mapping[int, float]) -> Reason | None:
     """Why this rank is missing, seen together with what came later and how often the others repeat the operation."""
+    stands, key = scene.stands(rank), answer(scene, wait)
+    if rank not in scene.rows and stands is not None and stands.op and key is not None and len(wait.ranks) > 1:
+        kind: FindingKind = "missing_participant" if stands.op in BARRIERS else "op_type_mismatch"
+        return Reason(kind, f"is in {stands.op} at {stands.where}, as its stack shows", "medium")
+    if not is_heard(scene, rank) and is_well_over(scene):
+        return None
     reason = reason_of(scene, rank, wait.ranks)
     if rank in late and (reason is None or reason.kind not in ("frozen_process", "exception_path")):
         marker = marker_of(scene, rank)
@@ -78,7 +85,7 @@ def _named(scene: Scene, wait: Wait, culprits: tuple[int, ...], reason: Reason, 
     return found(
         scene, reason.kind, ranks=culprits, explanation=first, cause=reason.cause, collective=place, lateness_s=lateness,
         lines=(*_lines(scene, wait, culprits), f"{who} {reason.words}"), confidence=_confidence(scene, wait, reason),
-        verdict="straggler" if is_slow else None,
+        verdict="straggler" if is_slow else None, phase="data" if reason.kind == "dataloader_deadlock" else "",
     )  # fmt: skip
 
 
@@ -172,20 +179,20 @@ def _too_early(scene: Scene, wait: Wait, missing: tuple[int, ...]) -> Finding:
     )  # fmt: skip
 
 
-def _unheard(scene: Scene, wait: Wait, missing: tuple[int, ...]) -> Finding:
-    """Nothing is known of the members that may be missing."""
-    lone = len(missing) == 1
+def unheard(scene: Scene, missing: tuple[int, ...], place: Operation, words: str, lines: tuple[str, ...]) -> Finding:
+    """Nothing is known of the ranks that may be missing: that is said, and nobody is named, for they may wait as well."""
     return found(
-        scene, "missing_participant" if lone else "insufficient_evidence", ranks=missing if lone else (), confidence="low",
-        verdict=None if lone else "inconclusive", collective=_place(scene, wait, missing[0]), lines=_lines(scene, wait, missing),
-        explanation=f"All others wait in {_operation_words(scene, wait)}; of {listed(missing)} nothing was recorded, so "
-        + ("it is the likely one that did not come." if lone else "it cannot be told which of them did not come."),
+        scene, "insufficient_evidence", confidence="low", verdict="inconclusive", collective=place, lines=lines,
+        explanation=f"{words}; of {listed(missing)} nothing was recorded, so it cannot be told whether "
+        f"{verb(missing, 'it is', 'they are')} missing there or not.",
     )  # fmt: skip
 
 
 def judge_missing_peer(scene: Scene, waiting: int, peer: int, place: Operation, words: str) -> Finding:
     """A rank waits in a send or receive for a peer that is inside nothing: why the peer did not come."""
-    reason = reason_of(scene, peer, (waiting,)) or Reason("missing_participant", "left no record", "low")
+    reason = reason_of(scene, peer, (waiting,)) if is_heard(scene, peer) else None
+    if reason is None:
+        return unheard(scene, (peer,), place, f"Rank {waiting} waits in {words}", (f"rank {waiting}: inside {words}",))
     return found(
         scene, reason.kind, ranks=(peer,), cause=reason.cause, collective=place, confidence=reason.confidence,
         explanation=f"Rank {waiting} waits in {words}, but rank {peer} {reason.words}.", lines=(f"rank {waiting}: inside {words}",),

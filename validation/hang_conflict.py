@@ -4,10 +4,10 @@ from collections.abc import Iterable
 
 from validation.finding import Confidence, Finding, FindingKind
 from validation.hang_majority import Conflict, conflicts, sides_at
-from validation.hang_order import Divergence, divergence, repeats_before
+from validation.hang_order import Divergence, came_before, divergence, repeats_before
 from validation.hang_reasons import exception_of, is_exhausted
 from validation.hang_scene import Lane, Scene
-from validation.hang_signatures import BARRIERS, spell
+from validation.hang_signatures import BARRIERS, Agreement, spell
 from validation.hang_stacks import order_of_lines, order_of_places
 from validation.hang_waits import Wait
 from validation.hang_words import at, found, listed, named, operation, sentence, side_lines
@@ -89,7 +89,8 @@ def kind_of(scene: Scene, conflict: Conflict, where: Divergence) -> tuple[Findin
     if stands is not None and stands.in_cleanup and mine.op != theirs.op:
         return "teardown_deadlock", not exception
     if exception and (mine.op in BARRIERS or is_ahead or mine.op != theirs.op):
-        return ("teardown_deadlock", False) if mine.op in BARRIERS and not is_ahead else ("exception_path", False)
+        is_parting = mine.op in BARRIERS or not came_before(lane.tracks[culprit], seq)  # an operation of no step
+        return ("teardown_deadlock", False) if is_parting and not is_ahead else ("exception_path", False)
     if conflict.kind in (*ARGUMENTS, "root_mismatch"):
         return conflict.kind, False
     return _by_flow(scene, conflict, where)
@@ -108,10 +109,13 @@ def _by_flow(scene: Scene, conflict: Conflict, where: Divergence) -> tuple[Findi
         return _left_out(lane, culprit, peer, where), not where.is_sure
     if _step(lane, culprit, seq) > _step(lane, peer, seq) >= 0:
         return ("exception_path", True) if _rest_of_step(lane, culprit, peer, seq) > 1 else ("missing_participant", False)
+    is_turn = goes_on and all(sites) and sites[0] == lane.tracks[culprit].where(seq - 1)  # one more of what it did before
+    if (where.is_sure and where.shift < 0 and not is_turn) or 0 <= _step(lane, culprit, seq) < _step(lane, peer, seq):
+        return "extra_collective", False
     order = order_of_places(*sites) or order_of_lines(scene.stands(culprit), scene.stands(peer))
     if mine.op in BARRIERS and theirs.op not in BARRIERS:
         return ("extra_collective", True) if order < 0 and not ends else ("missing_participant", True)
-    if goes_on and not ends and mine.op not in BARRIERS:  # the others are through with what it still repeats
+    if goes_on and not ends and mine.op not in BARRIERS and (is_turn or theirs.op not in BARRIERS):
         return "uneven_inputs", True
     if theirs.op in BARRIERS and mine.op not in BARRIERS:
         return "extra_collective", True
@@ -154,7 +158,7 @@ def _step(lane: Lane, rank: int, seq: int) -> int:
     return lane.tracks[rank].value("step", seq)
 
 
-def _answer_at(scene: Scene, lane: Lane, seq: int, rank: int):  # type: ignore[no-untyped-def]
+def _answer_at(scene: Scene, lane: Lane, seq: int, rank: int) -> Agreement | None:
     sides = sides_at(scene, lane, seq, (rank,))
     return sides[0][0] if sides else None
 

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 
 from validation.finding import Confidence, Finding, FindingKind
 from validation.flight import DEFAULT_GROUP
+from validation.hang_order import came_before
+from validation.hang_program import deserters
 from validation.hang_scene import Scene
 from validation.hang_signatures import BARRIERS
 from validation.hang_waits import Wait, answer
@@ -18,10 +20,14 @@ def judge_cycle(scene: Scene, circle: Sequence[Wait]) -> Finding:
     sides = [(wait, held) for wait in circle if (held := _held(wait, circle))]
     sides.sort(key=lambda side: (len(side[1]), side[0].lane.name, side[0].seq))
     is_tie = len(sides) < 2 or len(sides[0][1]) == len(sides[-1][1])
-    culprits = () if is_tie else tuple(sorted({rank for _, held in sides[:-1] for rank in held if len(held) < len(sides[-1][1])}))
+    deserted = deserters(scene, (rank for _, held in sides for rank in held)) if is_tie else ()
+    culprits = deserted if is_tie else tuple(sorted({rank for _, held in sides[:-1] for rank in held if len(held) < len(sides[-1][1])}))
     both = tuple(sorted({rank for _, held in sides for rank in held}))
-    if is_tie and len(both) == 2:
+    if is_tie and not deserted and len(both) == 2:
         culprits = both
+    if deserted:  # that side first
+        sides.sort(key=lambda side: not set(side[1]) & set(deserted))
+        is_tie = False
     mine, theirs = sides[0][0], sides[-1][0]
     kind, confidence = _kind(scene, mine, theirs, culprits if not is_tie else ())
     place = operation(scene, mine.lane, mine.seq, sides[0][1][0], answer(scene, mine))
@@ -51,9 +57,22 @@ def _kind(scene: Scene, mine: Wait, theirs: Wait, culprits: tuple[int, ...]) -> 
     if min(one, other) >= 0 and one != other:
         return ("missing_participant" if one > other else "order_swap_cross_group"), confidence
     key = answer(scene, mine)
+    if _kept_order_before(mine, theirs, culprits[0]):
+        return "missing_participant", "medium"
     if one < 0 and key is not None and key.op in BARRIERS and mine.lane.name == DEFAULT_GROUP:
         return "missing_participant", "medium"
     return "order_swap_cross_group", confidence
+
+
+def _kept_order_before(mine: Wait, theirs: Wait, culprit: int) -> bool:
+    """Whether this rank went through both groups before, in the same operations: its order is right, and this time it left one out."""
+    tracks = [(wait.lane.tracks.get(culprit), wait) for wait in (mine, theirs)]
+    own, other = tracks[0][0], tracks[1][0]
+    if own is None or other is None:
+        return False
+    wanted = theirs.lane.tracks[theirs.ranks[0]]
+    key = wanted.key[wanted.position(theirs.seq)] if wanted.position(theirs.seq) >= 0 else -1
+    return came_before(own, mine.seq) and bool((other.key == key).any())
 
 
 def _words(scene: Scene, wait: Wait) -> str:

@@ -26,6 +26,9 @@ def first_deaths(scene: Scene, waits: tuple[Wait, ...]) -> tuple[int, ...]:
     causes = [rank for rank, code in dead.items() if code != _ABORTED and _is_cause(scene, rank, code, waits)]
     if not causes:
         return ()
+    unsaid = [rank for rank in causes if dead[rank] > 0]
+    if len(unsaid) == len(causes) > 1:
+        return ()  # several that gave up without a word: an echo of something else
     faults = [rank for rank in causes if dead[rank] in _FAULTS or dead[rank] == -9]
     return _earliest(scene, tuple(faults or causes))
 

@@ -5,9 +5,9 @@ from typing import NamedTuple
 
 from validation.finding import Confidence, Finding, FindingKind, Operation
 from validation.flight import DEFAULT_GROUP
-from validation.hang_absent import judge_missing_peer
+from validation.hang_absent import judge_missing_peer, unheard
 from validation.hang_majority import Conflict
-from validation.hang_reasons import has_ended, marker_of
+from validation.hang_reasons import has_ended, is_heard, marker_of
 from validation.hang_scene import Scene
 from validation.hang_waits import Wait, answer
 from validation.hang_words import at, found, listed, numbered, sentence, verb
@@ -167,6 +167,10 @@ def _by_kinds(scene: Scene, talks: Mapping[int, Talk], waits: tuple[Wait, ...]) 
     inside = {rank for wait in waits for rank in wait.ranks}
     busy = [rank for rank in scene.ranks if rank not in talks and rank not in inside and not has_ended(scene, rank)]
     some = list(talks.values())
+    silent = tuple(rank for rank in busy if not is_heard(scene, rank))
+    if silent and len(silent) == len(busy):
+        said = "; ".join(f"rank {talk.rank} is in {talk}" for talk in some[:4])
+        return unheard(scene, silent, _place(some[0]), sentence(said), _lines(scene, some, waits))
     if busy:
         return judge_missing_peer(scene, some[0].rank, busy[0], _place(some[0]), str(some[0])) if len(busy) == 1 else None
     senders, receivers = ([talk for talk in some if talk.op == op] for op in ("send", "recv"))

@@ -5,14 +5,14 @@ from dataclasses import replace
 import numpy as np
 
 from validation.finding import Finding, FindingKind, Operation
-from validation.flight import Marker
+from validation.flight import DEFAULT_GROUP, Marker
 from validation.hang_conflict import is_swap, judge_conflict
 from validation.hang_majority import Conflict, conflicts
 from validation.hang_reasons import CAUSES, exception_of, has_ended, is_exhausted
 from validation.hang_scene import Lane, Scene
 from validation.hang_signatures import Agreement
 from validation.hang_texts import is_echo, is_lost_connection, is_well
-from validation.hang_words import found, has_timed_out, listed, named, operation, sentence, side_lines
+from validation.hang_words import at, found, has_timed_out, listed, named, operation, sentence, side_lines
 
 SLOW_S = 1.0  # a rank that came this late held up the job; what is less, timelines tell
 
@@ -118,6 +118,26 @@ def _key(scene: Scene, lane: Lane, seq: int, rank: int) -> Agreement:
     return scene.keys[int(track.key[track.position(seq)])]
 
 
+def judge_setup(scene: Scene) -> Finding | None:
+    """Ranks stand in the making of a group, and those who made it know other groups than the rest."""
+    inside = tuple(rank for rank in scene.ranks if any(one.in_setup for one in scene.standing.get(rank, ())))
+    known: dict[tuple[str, ...], list[int]] = {}
+    for rank in inside:
+        rows = scene.rows.get(rank)
+        if rows is not None:
+            known.setdefault(tuple(sorted(group.name for group in rows.dump.groups if group.name != DEFAULT_GROUP)), []).append(rank)
+    if len(known) < 2 and not (inside and has_timed_out(scene)):
+        return None
+    sides = sorted(known.items(), key=lambda side: (-len(side[1]), side[1]))
+    lines = [f"{listed(ranks)}: know groups {', '.join(names) or 'none but that of all ranks'}" for names, ranks in sides[:8]]
+    where = scene.where(inside[0])
+    return found(
+        scene, "group_membership_mismatch", verdict="hang", confidence="medium" if len(known) > 1 else "low", lines=lines,
+        collective=Operation(op="new_group", where=where), explanation=f"{sentence(listed(inside))} are making a group{at(where)} and wait "
+        "for each other: not every rank makes the same groups in the same order.",
+    )  # fmt: skip
+
+
 def judge_failed(scene: Scene) -> Finding:
     """Ranks failed, and no record shows in what."""
     raised = tuple(rank for rank in scene.ranks if exception_of(scene, rank))
@@ -153,6 +173,12 @@ def judge_well(scene: Scene) -> Finding:
     """Nobody waits, nobody failed."""
     all_well = all(is_well(scene.of(rank).result) for rank in scene.ranks)
     unknown = tuple(rank for rank in scene.ranks if rank not in scene.rows)
+    ends = [rank for rank in scene.ranks if is_well(scene.of(rank).result)]
+    if ends and any(not scene.of(rank).result for rank in unknown):
+        return found(
+            scene, "insufficient_evidence", verdict="inconclusive", lines=_last_lines(scene), confidence="low",
+            explanation=f"{sentence(listed(ends))} ended well, but of {listed(unknown)} nothing was recorded, not even an end.",
+        )  # fmt: skip
     gap = f" Of {listed(unknown)} nothing was recorded." if unknown else ""
     return found(
         scene, "healthy", verdict="healthy", lines=_last_lines(scene), confidence="high" if all_well or not unknown else "medium",

@@ -50,6 +50,11 @@ def has_ended(scene: Scene, rank: int) -> bool:
     return is_well(one.result) or (one.exit_code == 0 and not one.result) or (one.state in ("X", "Z") and one.exit_code == 0)
 
 
+def is_heard(scene: Scene, rank: int) -> bool:
+    """The rank left a record or a stack."""
+    return rank in scene.rows or bool(scene.standing.get(rank))
+
+
 def is_well_over(scene: Scene) -> bool:
     """Every rank of the job ended well: whoever was waited for did come."""
     return bool(scene.ranks) and all(is_well(scene.of(rank).result) for rank in scene.ranks)
@@ -88,7 +93,9 @@ def _by_process(scene: Scene, rank: int, waiting: tuple[int, ...]) -> Reason | N
     if one.state in ("T", "t"):
         return Reason("frozen_process", "is stopped (state T)", "high")
     if is_silent(scene, rank) and one.exit_code is None and one.state not in ("X", "Z"):
-        age = beat_age_ns(scene, rank) / 1e9
+        age, marker = beat_age_ns(scene, rank) / 1e9, marker_of(scene, rank)
+        if marker is not None and marker.phase == "gc":  # which holds the lock, and ends
+            return Reason("late_rank", f"has been collecting garbage, with the interpreter's lock held, for {age:.1f} s", "high", "gc")
         return Reason("frozen_process", f"lives, but its heartbeat is {age:.1f} s old: its interpreter lock is held", "high")
     seen = sum(bool(scene.standing.get(other)) for other in waiting)
     was_there = scene.rows.get(rank) is not None and not has_ended(scene, rank) and not exception_of(scene, rank)

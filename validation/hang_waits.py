@@ -146,3 +146,9 @@ def with_hidden_members(waits: tuple[Wait, ...]) -> tuple[Wait, ...]:
 def _filled(wait: Wait, hidden: tuple[int, ...]) -> Wait:
     absent = tuple(sorted({*wait.absent, *hidden}))
     return Wait(lane=wait.lane, seq=wait.seq, ranks=wait.ranks, absent=absent, seen_twice=wait.seen_twice)
+
+
+def circle_with(wait: Wait, waits: tuple[Wait, ...], hidden: tuple[int, ...]) -> tuple[Wait, ...]:
+    """The circle of an operation of a group with unknown members and those in which its hidden members are inside."""
+    others = tuple(other for other in waits if other is not wait and set(hidden) & set(other.ranks) and set(wait.ranks) & set(other.absent))
+    return (_filled(wait, hidden), *others)
