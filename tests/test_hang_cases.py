@@ -83,6 +83,15 @@ def test_verdict_stands_soon_after_threshold(tried):
     assert found.verdict_s < LATEST_S
 
 
+@pytest.mark.proof
+@pytest.mark.parametrize("name", ["H03", "H08", "H24", "OWN-04"])
+def test_small_ring_is_enough(name, tmp_path):
+    """Rings of six operations are full long before these programs hang."""
+    found = try_case(case_of(name), tmp_path / "small", entries=6)
+
+    assert found.score.is_right, (found.score, found.finding)
+
+
 def right_answer(case: Case) -> Finding:
     """A finding with which nothing is wrong."""
     verdict = "healthy" if case.is_control else "straggler" if case.cause else "hang"
