@@ -7,7 +7,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
 export GX_ANALYTICS_ENABLED := false
 
-.PHONY: help release test lint check bench lock clean
+.PHONY: help release test lint check bench drill runbook lock clean
 
 help: ## show the targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -34,6 +34,12 @@ check: test lint ## what CI runs
 
 bench: .venv/installed ## run every benchmark and write docs/benchmarks.md
 	$(BIN)/python benchmarks/all.py
+
+drill: .venv/installed ## cause every failure mode for real, see it found and dealt with (a few minutes)
+	$(BIN)/seatrial drill --all
+
+runbook: .venv/installed ## write docs/runbook.md and its pages from the registry of failure modes
+	$(BIN)/seatrial runbook
 
 lock: ## remake requirements.lock from pyproject.toml (CPU build of torch)
 	$(PYTHON) -m venv .venv
