@@ -14,6 +14,7 @@ from pathlib import Path
 
 from trainer.blame import SURE, Mitigation, Places, blamed, is_definite, mitigation, waits
 from trainer.children import Child
+from trainer.config import TrainJob
 from trainer.deaths import fault_text
 from trainer.incidents import Case, Seen, new_folder, ring_path, rings_of, write_record
 from trainer.looking import Job, Looker
@@ -120,7 +121,9 @@ class Inquiry:
     def _look_at_living(self, ranks: Sequence[Child]) -> None:
         stall = self._stall = self._stall or _Stall(self._case(ranks, threshold_s=self._watch.threshold_s))
         stall.due_s = AGAIN * self._watch.quiet_s
-        stall.case = replace(stall.case, looks=stall.looks, known=stall.finding, stalled_s=self._watch.quiet_s, planned=_planned(ranks))
+        stall.case = replace(
+            stall.case, looks=stall.looks, known=stall.finding, stalled_s=self._watch.quiet_s, planned=self._planned(ranks)
+        )
         self._take(self._looker.start([Job(stall.case, None)], ranks))
 
     def _case(self, ranks: Sequence[Child], *, threshold_s: float = 0.0) -> Case:
@@ -128,7 +131,7 @@ class Inquiry:
         self._newest = folder
         return Case(
             folder=folder, number=number, attempt=self._attempt, world_size=len(ranks), is_over=False, ranks=self._seen(ranks),
-            planned=_planned(ranks), threshold_s=threshold_s, detected_ns=time.time_ns(),
+            planned=self._planned(ranks), threshold_s=threshold_s, detected_ns=time.time_ns(),
         )  # fmt: skip
 
     def _found_living(self, finding: Finding) -> None:
@@ -162,7 +165,8 @@ class Inquiry:
         """
         stall, self._stall = self._stall, None
         case = stall.case if stall else self._case(ranks)
-        case = replace(case, is_over=True, ranks=self._seen(ranks), planned=planned or (case.planned if stall else ""))
+        planned = planned or (case.planned if stall else planted(self._job))
+        case = replace(case, is_over=True, ranks=self._seen(ranks), planned=planned)
         if stall is not None:
             case = replace(case, looks=stall.looks, known=stall.finding, stalled_s=self._watch.quiet_s)
         before = self._places.left_out
@@ -233,6 +237,10 @@ class Inquiry:
         while self._untold and is_writable(self._link):
             self._link.sendall(frame(self._untold.pop(0)))
 
+    def _planned(self, ranks: Sequence[Child]) -> str:
+        fault = last_fault(ranks)
+        return fault_text(fault) if fault else planted(self._job)
+
     def _seen(self, ranks: Sequence[Child]) -> tuple[Seen, ...]:
         return tuple(_seen(child, ring_path(self._folder, self._attempt, child.rank)) for child in ranks)
 
@@ -284,6 +292,7 @@ def last_fault(ranks: Sequence[Child]) -> Event | None:
     return next(reversed(faults_of(ranks)), None)
 
 
-def _planned(ranks: Sequence[Child]) -> str:
-    fault = last_fault(ranks)
-    return fault_text(fault) if fault else ""
+def planted(job: TrainJob) -> str:
+    """What the whole job was given so that it goes wrong, in words: its end is expected."""
+    poison = f"poison: {job.poison.kind} on rank {job.poison.rank} at step {job.poison.step}" if job.poison else ""
+    return poison or (f"planted defect: {job.defect}" if job.defect else "")

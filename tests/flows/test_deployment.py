@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers_deployment import REPOSITORY, Harbour, end, harbour, until
+from helpers_incidents import make_incident
 
 from validation.policy import GATES
 
@@ -194,6 +195,49 @@ def test_a_refusal_is_no_noise_in_the_log(port: Harbour, refused: dict[str, Any]
     assert not any("failed with state" in line or "NoneType" in line for line in lines)
     assert sum("data_contract: FAIL" in line for line in lines) == 1
     assert "NoneType: None" not in port.log("worker")
+
+
+def test_an_incident_has_its_page(port: Harbour, worker: Any) -> None:
+    """The deployment `incident` shows a folder: a row a rank, a page with finding, picture and files, and the run says what it is."""
+    folder = make_incident(port.folder / "003")
+    run = port.ended(port.schedule("incident/incident", {"incident": str(folder)}), 60.0)
+    artifacts = port.artifacts(run["id"])
+
+    assert (run["state_name"], run["state_type"]) == ("Missing participant", "COMPLETED"), port.log("worker")
+    assert [row["part"] for row in json.loads(artifacts["incident-ranks"]["data"])] == ["waits", "culprit"]
+    for part in ("Rank 1 never came to all_reduce 2.", "data:image/png;base64,", str(folder)):
+        assert part in artifacts["incident"]["data"]
+
+
+def test_an_unknown_incident_fails_with_a_reason(port: Harbour, worker: Any) -> None:
+    """A key that nobody kept."""
+    run = port.ended(port.schedule("incident/incident", {"incident": "incidents/none/1"}), 60.0)
+
+    assert run["state_type"] == "FAILED"
+    assert "there is no incident 'incidents/none/1'" in run["state"]["message"]
+
+
+def test_a_release_that_goes_well_has_no_incident(port: Harbour, released: dict[str, Any]) -> None:
+    """What gates plan is no news: no event, nothing in the store."""
+    wanted = {"filter": {"event": {"prefix": ["seatrial.incident."]}}}
+
+    assert port.ask("events/filter", wanted)["events"] == []
+    assert not (port.home / "store" / "incidents").exists()
+
+
+def test_an_incident_is_an_event(port: Harbour, worker: Any) -> None:
+    """What a run's desk says reaches the server by kind, with the key that the deployment takes."""
+    code = (
+        "from flows.incident_desk import emit; from trainer.wires import Incident; from prefect.events.worker import EventsWorker; "
+        "emit(Incident(folder='/f', number=1, attempt=0, verdict='hang', kind='late_rank', ranks=(1,), text='t', mitigation='m', "
+        "planned='', is_over=True), 'night', 'incidents/night/1'); EventsWorker.instance().drain()"
+    )
+    subprocess.run([sys.executable, "-c", code], env=port.environment, cwd=REPOSITORY, check=True, timeout=60)
+    wanted = {"filter": {"event": {"name": ["seatrial.incident.late_rank"]}}}
+    [event] = until(lambda: port.ask("events/filter", wanted)["events"] or None, 30.0, "the event")
+
+    assert (event["event"], event["resource"]["prefect.resource.id"]) == ("seatrial.incident.late_rank", "seatrial.run.night")
+    assert (event["payload"]["incident"], event["payload"]["ranks"]) == ("incidents/night/1", [1])
 
 
 def test_a_worker_that_is_ended_takes_its_release_along(port: Harbour, worker: subprocess.Popen[bytes], refused: Any) -> None:

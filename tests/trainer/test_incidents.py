@@ -1,7 +1,7 @@
 """Stalls and deaths: noticed, looked into by a child, acted on, recorded. The real loop, real gloo ranks, real signals."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +9,9 @@ import pytest
 
 from trainer import ranks
 from trainer.blame import BLAMED, Places, blamed, hang_text, is_definite, mitigation
-from trainer.config import TrainJob, parse_fault
+from trainer.config import Poison, TrainJob, parse_fault
 from trainer.incidents import KEPT, Case, Seen, look_into, new_folder, write_record
+from trainer.inquiry import planted
 from trainer.stalls import FLOOR_S
 from trainer.wires import Incident
 from validation.errors import RankError
@@ -239,6 +240,15 @@ def test_mitigation_in_words() -> None:
     """What is done is said with the number of ranks."""
     assert mitigation(is_last=False, left_out=[], world_size=2, next_size=2).text == "restarted on 2 ranks from the last sealed checkpoint"
     assert mitigation(is_last=True, left_out=[1], world_size=2, next_size=1).action == "stop"
+
+
+def test_a_job_that_was_made_to_fail_is_planned(tmp_path: Path) -> None:
+    """A poisoned micro-batch and a planted wrong line are a gate's own doing: their end is no news."""
+    job = TrainJob(recipe="none", folder=str(tmp_path), world_size=2)
+
+    assert planted(job) == ""
+    assert planted(replace(job, poison=Poison(kind="overflow", rank=1, step=2))) == "poison: overflow on rank 1 at step 2"
+    assert planted(replace(job, defect="divide_twice")) == "planted defect: divide_twice"
 
 
 def test_a_hang_in_a_few_words() -> None:
