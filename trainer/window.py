@@ -13,7 +13,7 @@ from trainer.recipe import Training
 LARGEST_BATCH = 250  # samples of a global batch: uneven cuts show as well on few, and a gate trains dozens of short runs
 LAST_BATCH = 0.7  # of a global batch: the window ends with a smaller one
 MORE_EPOCHS = 4  # that are tried beyond the window, so that the very last batch is large enough for BatchNorm
-OWN_TAIL = 0.4  # of a global batch: what an own sampler has left at the end of an epoch
+OWN_TAIL = 0.4  # of a micro-batch of all ranks: what an own sampler has left at the end of an epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ def choose_sizes(plan: Training, facts: Facts, accumulation: int, steps: int, ex
 
     An own sampler has to divide its batches over ranks: there only the samples do not divide. Where there is too little data the closest.
     """
-    share = float(steps) if "epoch_border" in excludes else _epoch_share(plan, facts, steps)
+    share = float(steps) if "epoch_border" in excludes else _epoch_share(plan, facts, steps, accumulation)
     least = 2 * accumulation * (max(facts.world_sizes) if facts.is_own else plan.lanes)
     most = max(least, min(plan.global_batch_size, LARGEST_BATCH, int(facts.rows / share)))
     batch = most
@@ -68,11 +68,14 @@ def choose_sizes(plan: Training, facts: Facts, accumulation: int, steps: int, ex
     return Sizes(batch=batch, samples=samples, epochs=_epochs(plan, facts, samples, batch, steps))
 
 
-def _epoch_share(plan: Training, facts: Facts, steps: int) -> float:
-    """Global batches in an epoch: two or three epochs in the window, the last batch a smaller one where it may be."""
+def _epoch_share(plan: Training, facts: Facts, steps: int, accumulation: int) -> float:
+    """Global batches in an epoch: two or three epochs in the window, the last batch a smaller one where it may be.
+
+    Where micro-batches are accumulated an own sampler has one whole one left beside the rest: its last window is a short one.
+    """
     passes = 3 if steps >= 6 else 2
     if facts.has_own_order:
-        return max(2.0, steps // passes) + OWN_TAIL
+        return max(2.0, steps // passes) + (OWN_TAIL if accumulation == 1 else 1 + OWN_TAIL) / accumulation
     return max(LAST_BATCH, (steps - 1 + LAST_BATCH if plan.tail == "keep" else steps + 0.1) / passes)
 
 
