@@ -57,6 +57,7 @@ def test_public_cases_are_all_there():
 
     assert (sum(name.startswith("SE-") for name in found), sum(name.startswith("SYN-") for name in found)) == (47, 3)
     assert {name for name in found if name.startswith("NC-")} == {"NC-01", "NC-02", "NC-04", "NC-06"}
+    assert sum(case.id.startswith("FU-") and bool(case.source) for case in CASES) >= 12
 
 
 def test_refusals_are_no_way_out():

@@ -1,6 +1,7 @@
 """Every mutant and every control by name: what is wrong with it, where it is from, and which gate has to say so.
 
-Ids SE-, SYN- and NC- are those of a catalogue of publicly reported cases; titles are ours. Sources are threads in public repositories.
+Ids SE-, SYN- and NC- are those of a catalogue of publicly reported cases, FU- further ones; titles are ours. Sources are threads in
+public repositories; those of ids OWN- are ours.
 Classes: A normalisation, B batch-coupled losses and statistics, C synchronisation, D clipping and precision, E construction, F data and
 randomness, G resuming the data, H resuming the state; - for controls, in which nothing is wrong.
 """
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 GRADIENT, RESUME, REFUSED = "gradient_equivalence", "kill_and_resume", "refused"
 _GATES = {"gradient": GRADIENT, "resume": RESUME, "refused": REFUSED}
 WORLD_SIZES = (1, 2)
-WIDER = {"NC-06": (1, 2, 4)}  # world sizes of some
+WIDER = dict.fromkeys(("NC-06", "FU-09", "FU-15"), (1, 2, 4))  # world sizes of some
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,6 +131,25 @@ OWN-22 | H | the optimizer's count of steps is lost | resuming:own_22 | resume |
 OWN-25 | H | a buffer that no state_dict holds | resuming:own_25 | resume | buffers not_in_state |  |
 OWN-26 | H | the groups' weight decay forgotten | resuming:own_26 | resume | settings |  |
 OWN-27 | H | the weights of the save before | resuming:own_27 | resume | weights |  |
+FU-01 | A | tokens counted, of which the first is no target | further:fu_01 | gradient | factor |  | huggingface/transformers#46204
+FU-02 | A | a short window divided as a full one | further:fu_02 | gradient | factor |  | Lightning-AI/pytorch-lightning#19987
+FU-03 | A | gradients cleared after every other update | further:fu_03 | gradient | leftover |  | pytorch/pytorch#47175
+FU-04 | B | each rank's own quotient of sums | further:fu_04 | gradient | per_rank |  | microsoft/InnerEye-DeepLearning#504
+FU-05 | B | experts balanced on each rank alone | further:fu_05 | gradient | per_rank |  | pytorch/torchtitan#4772
+FU-06 | B | running statistics of rank 0's samples | further:fu_06 | gradient | buffers |  | mlcommons/training#289
+FU-06-times | B | statistics moved once a rank | further:fu_06_times | gradient | buffers |  |
+FU-07 | D | replicas in the norm once a rank | further:fu_07 | gradient | clipping |  | NVIDIA-NeMo/RL#3788
+FU-08 | E | the schedule steps with micro-batches | further:fu_08 | gradient | rates |  | starVLA/starVLA#210
+FU-08-ranks | E | a learning rate that grows with the ranks | further:fu_08_ranks | gradient | rates |  |
+FU-09 | E | what does not divide is updated by nobody | further:fu_09 | gradient | still unreduced_tensors |  |
+FU-10 | F | every loader worker reads the whole stream | further:fu_10 | gradient | not_split |  | huggingface/datasets#3423
+FU-11 | G | an epoch that has just begun taken for done | further_resuming:fu_11 | resume | position |  | verl-project/verl#7401
+FU-12 | G | a shuffle buffer is lost | further_resuming:fu_12 | resume | position |  | huggingface/datasets#7901
+FU-13 | H | the loss scale begins anew | further_resuming:fu_13 | resume | loss_scale |  | huggingface/transformers#11663
+FU-14 | H | the hooks' own average begins anew | further_resuming:fu_14 | resume | averages |  |
+FU-15 | H | new ranks go on in others' streams | further_resuming:fu_15 | resume |  |  |
+FU-16 | H | numpy's stream begins anew | further_resuming:fu_16 | resume | random_streams |  |
+FU-17 | H | a count of updates since the last start | further_resuming:fu_17 | resume | not_in_state |  |
 clean-decoder* | - | the trainer's own parts | decoder:recipe | gradient |  |  |
 clean-auxiliary | - | with an auxiliary loss | decoder:auxiliary | gradient |  |  |
 clean-tabular | - | BatchNorm, averaged weights, keyed noise | tabular:recipe | gradient |  |  |
@@ -152,6 +172,17 @@ right-files-tabular | - | own checkpoints with averages and statistics | resumin
 right-files-streams | - | own checkpoints and streams | resuming:right_streams | resume |  |  |
 right-files-untied | - | own checkpoints of two equal matrices | resuming:right_untied | resume |  |  |
 clean-resume | - | the trainer's own parts | tabular:recipe | resume |  |  |
+right-tail | - | epochs that end in shorter updates | further:right_tail | gradient |  |  |
+right-dice | - | a quotient of sums over all ranks | further:right_dice | gradient |  |  |
+right-balance | - | experts balanced over all ranks | further:right_balance | gradient |  |  |
+right-parts | - | each rank updates a part and sends it | further:right_parts | gradient |  |  |
+right-stream | - | an iterable dataset, whose workers take turns | further:right_stream | gradient |  |  |
+right-drawing | - | samples drawn with replacement | further:right_drawing | gradient |  |  |
+right-buffer | - | a shuffle buffer, saved | further_resuming:right_buffer | resume |  |  |
+right-scale | - | own loss scale, saved | further_resuming:right_scale | resume |  |  |
+right-average | - | own average, saved | further_resuming:right_average | resume |  |  |
+right-numpy | - | numpy's stream, saved by rank | further_resuming:right_drawing | resume |  |  |
+right-unfreezing | - | a layer that learns later | further_resuming:right_unfreezing | resume |  |  |
 NC-01 | - | reduced after each micro-batch: slow and right | synchronisation:nc_01 | gradient |  |  | KellerJordan/modded-nanogpt#31
 NC-02 | - | a wrong norm in the log | precision:nc_02 | gradient |  |  | radixark/miles_diffusion#35
 NC-04 | - | each rank's mean, and all have as many tokens | normalisation:nc_04 | gradient |  |  | measured

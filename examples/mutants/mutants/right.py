@@ -228,7 +228,7 @@ class Workers(Sampling):
     def loader(self, data: SplitData, sampler: Any, world: World) -> Iterator[StepData]:
         loader = DataLoader(
             type(self).fetching(data), sampler=self.ahead(data, sampler), batch_size=None, num_workers=self.workers,  # type: ignore[arg-type]
-            worker_init_fn=lambda worker: self.start_worker(worker, sampler.training.seed, world), collate_fn=_as_it_is,
+            worker_init_fn=lambda worker: self.start_worker(worker, sampler.training.seed, world), collate_fn=as_it_is,
         )  # fmt: skip
         for fetched in loader:
             sampler.position += sampler.training.global_batch_size
@@ -243,7 +243,7 @@ class Workers(Sampling):
         np.random.seed(hash64(seed, world.rank, worker, os.getpid()) & 0xFFFFFFFF)
 
 
-def _as_it_is(fetched: StepData) -> StepData:
+def as_it_is(fetched: StepData) -> StepData:
     return fetched
 
 
