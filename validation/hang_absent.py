@@ -23,7 +23,8 @@ def judge_absent(scene: Scene, wait: Wait, missing: tuple[int, ...]) -> Finding:
     """
     late = late_arrivals(wait)
     ended = () if is_well_over(scene) else tuple(rank for rank in missing if has_ended(scene, rank) and rank not in late)
-    if len(ended) == len(missing) > len(wait.ranks):
+    silent = tuple(rank for rank in missing if rank not in ended and not is_heard(scene, rank))
+    if len(ended) + len(silent) == len(missing) and len(ended) > len(wait.ranks):
         return _extra(scene, wait, ended)
     if len(ended) == len(missing) == len(wait.ranks) == 1 and not is_exhausted(scene, ended[0]):
         return _one_through_one_waits(scene, wait, ended[0])

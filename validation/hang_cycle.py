@@ -23,7 +23,7 @@ def judge_cycle(scene: Scene, circle: Sequence[Wait]) -> Finding:
     deserted = deserters(scene, (rank for _, held in sides for rank in held)) if is_tie else ()
     culprits = deserted if is_tie else tuple(sorted({rank for _, held in sides[:-1] for rank in held if len(held) < len(sides[-1][1])}))
     both = tuple(sorted({rank for _, held in sides for rank in held}))
-    if is_tie and not deserted and len(both) == 2:
+    if is_tie and not deserted and len(both) == len(scene.ranks) == 2:
         culprits = both
     if deserted:  # that side first
         sides.sort(key=lambda side: not set(side[1]) & set(deserted))
@@ -53,7 +53,7 @@ def _kind(scene: Scene, mine: Wait, theirs: Wait, culprits: tuple[int, ...]) -> 
     confidence: Confidence = "high" if mine.lane.is_known and theirs.lane.is_known else "medium"
     if not culprits:
         return "order_swap_cross_group", confidence
-    one, other = (wait.lane.tracks[wait.ranks[0] if wait is theirs else culprits[0]].value("step", wait.seq) for wait in (mine, theirs))
+    one, other = _step(mine, culprits[0]), _step(theirs, theirs.ranks[0])
     if min(one, other) >= 0 and one != other:
         return ("missing_participant" if one > other else "order_swap_cross_group"), confidence
     key = answer(scene, mine)
@@ -64,13 +64,18 @@ def _kind(scene: Scene, mine: Wait, theirs: Wait, culprits: tuple[int, ...]) -> 
     return "order_swap_cross_group", confidence
 
 
+def _step(wait: Wait, rank: int) -> int:
+    track = wait.lane.tracks.get(rank)
+    return track.value("step", wait.seq) if track is not None else -1
+
+
 def _kept_order_before(mine: Wait, theirs: Wait, culprit: int) -> bool:
     """Whether this rank went through both groups before, in the same operations: its order is right, and this time it left one out."""
     tracks = [(wait.lane.tracks.get(culprit), wait) for wait in (mine, theirs)]
     own, other = tracks[0][0], tracks[1][0]
-    if own is None or other is None:
+    wanted = next((theirs.lane.tracks[rank] for rank in theirs.ranks if rank in theirs.lane.tracks), None)
+    if own is None or other is None or wanted is None:
         return False
-    wanted = theirs.lane.tracks[theirs.ranks[0]]
     key = wanted.key[wanted.position(theirs.seq)] if wanted.position(theirs.seq) >= 0 else -1
     return came_before(own, mine.seq) and bool((other.key == key).any())
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from validation.finding import FindingKind
+from validation.flight import DEFAULT_GROUP
 from validation.hang_scene import Lane, Scene
 from validation.hang_signatures import Agreement, difference, may_differ_in_size
 
@@ -30,11 +31,11 @@ class Conflict:
 
     @property
     def culprits(self) -> tuple[int, ...]:
-        """The minority; of a tie between two ranks both, of a larger tie nobody."""
+        """The minority; of a tie in a job of two ranks both, of another tie nobody."""
         if not self.is_tie:
             return tuple(sorted(rank for _, ranks in self.sides[1:] for rank in ranks))
         both = tuple(sorted(rank for _, ranks in self.sides for rank in ranks))
-        return both if len(both) == 2 and len(self.lane.members) == 2 else ()
+        return both if len(both) == 2 and len(self.lane.members) == 2 and self.lane.name == DEFAULT_GROUP else ()
 
     def answer(self, rank: int) -> Agreement:
         """What a rank issued here."""

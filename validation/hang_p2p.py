@@ -162,10 +162,16 @@ def _blamed(scene: Scene, talk: Talk, wrong: list[Talk], wanted: set[int], insid
     return (tuple(sorted(one.rank for one in wrong)), "medium") if others > len(wrong) else (tuple(sorted((talk.rank, talk.peer))), "low")
 
 
+def _is_inside(scene: Scene, rank: int) -> bool:
+    """Whether the rank is in a collective by its stack."""
+    stands = scene.stands(rank)
+    return stands is not None and bool(stands.op)
+
+
 def _by_kinds(scene: Scene, talks: Mapping[int, Talk], waits: tuple[Wait, ...]) -> Finding | None:
     """From stacks alone, without peers: all in send (or all in recv) is a circle; one receiver among senders listens to the wrong rank."""
     inside = {rank for wait in waits for rank in wait.ranks}
-    busy = [rank for rank in scene.ranks if rank not in talks and rank not in inside and not has_ended(scene, rank)]
+    busy = [rank for rank in scene.ranks if not (rank in talks or rank in inside or _is_inside(scene, rank) or has_ended(scene, rank))]
     some = list(talks.values())
     silent = tuple(rank for rank in busy if not is_heard(scene, rank))
     if silent and len(silent) == len(busy):

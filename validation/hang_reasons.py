@@ -47,7 +47,12 @@ def has_ended(scene: Scene, rank: int) -> bool:
     one, marker = scene.of(rank), marker_of(scene, rank)
     if marker is not None and marker.phase == "done":
         return True
-    return is_well(one.result) or (one.exit_code == 0 and not one.result) or (one.state in ("X", "Z") and one.exit_code == 0)
+    return is_well(one.result) or (one.exit_code == 0 and not one.result and _means_well(scene))
+
+
+def _means_well(scene: Scene) -> bool:
+    """Whether exit code 0 says something in this job: not where ranks that failed end with it as well."""
+    return not any(one.exit_code == 0 and is_echo(one.result) for one in scene.evidence.ranks.values())
 
 
 def is_heard(scene: Scene, rank: int) -> bool:
@@ -57,7 +62,8 @@ def is_heard(scene: Scene, rank: int) -> bool:
 
 def is_well_over(scene: Scene) -> bool:
     """Every rank of the job ended well: whoever was waited for did come."""
-    return bool(scene.ranks) and all(is_well(scene.of(rank).result) for rank in scene.ranks)
+    ends = [scene.of(rank) for rank in scene.ranks]
+    return any(is_well(one.result) for one in ends) and all(is_well(one.result) or (one.exit_code == 0 and not one.result) for one in ends)
 
 
 def beat_age_ns(scene: Scene, rank: int) -> int:

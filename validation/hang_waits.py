@@ -1,7 +1,7 @@
 """Who waits for whom: each operation that ranks are inside, the members that did not come, and what those do instead."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from graphlib import CycleError, TopologicalSorter
 
 from validation.flight import DEFAULT_GROUP
@@ -38,7 +38,14 @@ def waits_of(scene: Scene) -> tuple[Wait, ...]:
                 inside.setdefault(name, []).append(rank)
                 lanes[name] = lane
     found = [_wait(scene, lanes[name], name[2], tuple(ranks)) for name, ranks in inside.items()]
+    found = [_without_later(wait, found) for wait in found]
     return tuple(sorted(found, key=lambda wait: (-len(wait.ranks), wait.lane.name, wait.lane.members, wait.seq)))
+
+
+def _without_later(wait: Wait, waits: Iterable[Wait]) -> Wait:
+    """The operation, with those that are inside a later one of the same group, as their stack shows, counted as through."""
+    later = {rank for other in waits if other.lane is wait.lane and other.seq > wait.seq for rank in other.ranks}
+    return wait if not later & set(wait.absent) else replace(wait, absent=tuple(rank for rank in wait.absent if rank not in later))
 
 
 def _wait(scene: Scene, lane: Lane, seq: int, ranks: tuple[int, ...]) -> Wait:
@@ -145,7 +152,7 @@ def with_hidden_members(waits: tuple[Wait, ...]) -> tuple[Wait, ...]:
 
 def _filled(wait: Wait, hidden: tuple[int, ...]) -> Wait:
     absent = tuple(sorted({*wait.absent, *hidden}))
-    return Wait(lane=wait.lane, seq=wait.seq, ranks=wait.ranks, absent=absent, seen_twice=wait.seen_twice)
+    return replace(wait, absent=absent)
 
 
 def circle_with(wait: Wait, waits: tuple[Wait, ...], hidden: tuple[int, ...]) -> tuple[Wait, ...]:

@@ -191,3 +191,50 @@ def test_a_stack_stands_in_for_a_missing_dump() -> None:
     finding = diagnose(Evidence(world_size=3, ranks={0: one(0, "ar8*"), 1: one(1, "ar8*"), 2: lost}))
 
     assert (finding.kind, finding.ranks) == ("missing_participant", (2,))
+
+
+def test_exit_code_zero_means_nothing_where_failed_ranks_have_it() -> None:
+    """A rank without records whose code is 0 may have failed like the others."""
+    failed = [one(rank, "ar8 ar8*", result=TIMED_OUT, exit_code=0) for rank in range(2)]
+    evidence = job(*failed, one(2, "ar8", result="ok", exit_code=0), one(3, ""))
+    gone = {**evidence.ranks, 3: type(failed[0])(rank=3, exit_code=0)}
+
+    assert diagnose(Evidence(world_size=4, ranks=gone)).ranks == (2,)
+
+
+def test_equal_sides_of_a_circle_name_nobody() -> None:
+    """One waits in each group, and the others' order tells nothing."""
+    groups = {"1": (0, 1), "2": (0, 1)}
+    finding = diagnose(job(*(one(0, line, groups=groups) for line in ("ar8:1*", "ar9:2*")), one(2, ""), one(3, "")))
+
+    assert (finding.kind, finding.ranks, finding.group) == ("order_swap_cross_group", (), ("1", "2"))
+
+
+def test_a_group_that_never_gets_made() -> None:
+    """All stand in the making of a group, and one rank knows others than the rest."""
+    making = stack("_new_process_group_helper", "new_group", "train.py:3 setup")
+    ranks = [one(rank, "", groups={"1": (0, 1)}, stacks=(making,), result="RuntimeError: Wait timeout") for rank in range(3)]
+    finding = diagnose(job(*ranks, one(3, "", stacks=(making,), result="RuntimeError: Wait timeout")))
+
+    assert (finding.kind, finding.ranks) == ("group_membership_mismatch", ())
+
+
+def test_collecting_garbage_is_late_not_frozen() -> None:
+    """It holds the interpreter's lock, and it ends."""
+    still = marker(beat_ns=START_NS, phase="gc")
+    finding = diagnose(job(*[one(0, "ar8*", marker=marker(), taken_s=10.0)] * 2, one(2, "", marker=still, taken_s=10.0, state="R")))
+
+    assert (finding.kind, finding.ranks, finding.cause) == ("late_rank", (2,), "gc")
+
+
+def test_a_pair_left_out_is_told_by_the_other_pairs() -> None:
+    """Two ranks wait for each other in two groups, one on each side; the other ranks went the way of one of them."""
+    step = "ar6:{half} ar4:{pair} ar2"
+    lines = []
+    for rank in range(8):
+        full = step.format(half="1" if rank < 4 else "2", pair=str(3 + rank // 2))
+        last = {6: "ar6:2 ar2*", 7: "ar6:2 ar4:6*"}.get(rank, f"{full}*")
+        lines.append(f"{full} {last}")
+    finding = diagnose(job(*lines))
+
+    assert (finding.kind, finding.ranks, finding.first_visible.group) == ("missing_participant", (6,), "6")
