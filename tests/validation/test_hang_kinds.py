@@ -238,3 +238,10 @@ def test_a_pair_left_out_is_told_by_the_other_pairs() -> None:
     finding = diagnose(job(*lines))
 
     assert (finding.kind, finding.ranks, finding.first_visible.group) == ("missing_participant", (6,), "6")
+
+
+def test_late_for_a_time_out_is_late() -> None:
+    """The others gave up before it came; what it issued after the silence does not make it one of those that waited."""
+    finding = diagnose(job(*[one(0, "ar8 ar8*", result=TIMED_OUT)] * 3, one(3, "ar8 | ~ ar8", result=LOST)))
+
+    assert (finding.kind, finding.ranks, finding.waiting) == ("late_rank", (3,), (0, 1, 2))
