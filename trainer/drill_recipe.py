@@ -34,7 +34,8 @@ class Parts:
         self.sample_ids = np.arange(rows, dtype=np.int64) + seed * 100_000
         at = pd.date_range(*PERIOD[split], periods=rows + 1)[:-1]
         self.frame = pd.DataFrame({
-            "at": at, "day": at.strftime("%Y-%m-%d"), "worn": self.labels, "plant": np.where(self.inputs[:, 0] > NORTH_ABOVE, "north", "south"),
+            "at": at, "day": at.strftime("%Y-%m-%d"), "worn": self.labels,
+            "plant": np.where(self.inputs[:, 0] > NORTH_ABOVE, "north", "south"),
             "shift": np.where(np.arange(rows) % 3 == 0, "night", "day"),
         } | {name: self.inputs[:, place].astype(np.float64) for place, name in enumerate(COLUMNS)})  # fmt: skip
 

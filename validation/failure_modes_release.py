@@ -57,7 +57,8 @@ RELEASE = (
         mitigation="the candidate is refused and what serves is kept; look at the named slice; train again with more of it or recalibrate",
         is_automatic=True, command="seatrial show ID",
         stop_condition="any slice below the non-inferiority margin",
-        drill="slice_regression", fired_by="a candidate that was trained on turned labels in one slice, and slice_quality's positive control",
+        drill="slice_regression", fired_by="a candidate that was trained on turned labels in one slice, and slice_quality's positive "
+                                           "control",
         in_release=True, gates=("slice_quality",),
         page=Page(
             wait="Yes: what serves keeps serving.",
@@ -78,7 +79,8 @@ RELEASE = (
         mitigation="roll back the serving pointer to the last known-good version, or to the baseline",
         is_automatic=True, command="seatrial show",
         stop_condition="the fallback does not load or gives no finite prediction: release nothing until one does",
-        drill="bad_release_served", fired_by="a refused candidate beside a torn last known-good version, beside a sound one, and beside none",
+        drill="bad_release_served", fired_by="a refused candidate beside a torn last known-good version, beside a sound one, and beside "
+                                             "none",
         in_release=True, gates=("readiness", "every decision"),
         page=Page(
             wait="No, when users see it.",
