@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.blame import Mitigation
+from trainer.blame import Mitigation, in_words
 from trainer.evidence import Taken, Watched, finish, take
 from trainer.ring import read_ring
 from trainer.wires import load_target
@@ -97,7 +97,22 @@ def _looked_into(case: Case, read: str) -> Finding:
         found = _diagnosed(_evidence(case, read))
     except Exception as error:  # the disk, another version's ring, a mistake of ours: the run goes on as if nobody had looked
         found = unknown(f"the evidence could not be taken ({type(error).__name__}: {error})")
-    return case.known if case.known is not None and found.verdict in ("inconclusive", "healthy") else found
+    if found.verdict not in ("inconclusive", "healthy"):
+        return found
+    return case.known or (_seen_by_leader(case, found) if case.is_over else found)
+
+
+def _seen_by_leader(case: Case, found: Finding) -> Finding:
+    """When the records show nothing: a rank that was stopped before anybody had to wait for it, or nothing that is known."""
+    stopped = tuple(seen.rank for seen in case.ranks if seen.state == "T")
+    if stopped:
+        who = in_words(stopped).capitalize()
+        return Finding(
+            verdict="hang", kind="frozen_process", ranks=stopped,
+            explanation=f"{who} {'was' if len(stopped) == 1 else 'were'} stopped by a signal (state T) and did not go on.",
+            action="find who stops processes on that machine: a debugger, job control, a container that is paused",
+        )  # fmt: skip
+    return unknown("an attempt ended, and what its ranks recorded shows nothing wrong") if found.verdict == "healthy" else found
 
 
 def _diagnosed(evidence: Evidence) -> Finding:

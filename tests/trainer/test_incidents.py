@@ -269,6 +269,17 @@ def test_old_incidents_make_room(tmp_path: Path) -> None:
     assert new_folder(tmp_path, reserved=[40])[0] == 41
 
 
+def test_a_rank_that_was_stopped_early_is_named(tmp_path: Path) -> None:
+    """Nobody waited for it yet, so the records show nothing; the leader saw the stop."""
+    seen = tuple(
+        Seen(rank=rank, pid=2**22 + rank, log=tmp_path / "log", ring=tmp_path / f"{rank}.ring", state="ST"[rank]) for rank in (0, 1)
+    )
+    [found] = look_into([Case(folder=tmp_path / "incident", number=1, attempt=0, world_size=2, ranks=seen, is_over=True)], READ)
+
+    assert (found.verdict, found.kind, found.ranks) == ("hang", "frozen_process", (1,))
+    assert found.explanation.startswith("Rank 1 was stopped")
+
+
 def test_no_ring_no_verdict(tmp_path: Path) -> None:
     """Ranks that recorded nothing give an inconclusive finding, and the record can be written."""
     seen = tuple(Seen(rank=rank, pid=2**22 + rank, log=tmp_path / "log", ring=tmp_path / f"{rank}.ring") for rank in range(2))
