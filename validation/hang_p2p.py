@@ -33,10 +33,12 @@ class Talk(NamedTuple):
 
 
 def talks_of(scene: Scene) -> dict[int, Talk]:
-    """What each rank sends or receives, from the records, else from its stack."""
+    """What each rank that stands still sends or receives, from the records, else from its stack."""
     talks = {}
     for rank in scene.ranks:
         rows, stands = scene.rows.get(rank), scene.stands(rank)
+        if rows is not None and rows.moved:
+            continue  # it went on between the snapshots: whatever it is in now, it has just come there
         if rows is not None and rows.peers:
             talks[rank] = _recorded(scene, rank, rows.peers[0])
         elif stands is not None and stands.p2p and not (rows is not None and rows.heads):
