@@ -82,9 +82,9 @@ def sample_of(tried: Tried, answers: PeerAnswers) -> Sample:
     }  # fmt: skip
 
 
-def in_words(numbers: Iterable[int]) -> str:
-    """Ranks, or a dash."""
-    return " ".join(map(str, numbers)) or "-"
+def in_words(items: Iterable[object]) -> str:
+    """Ranks, or ids; a dash for none."""
+    return " ".join(map(str, items)) or "-"
 
 
 def place_of(where: Operation) -> str:
@@ -105,8 +105,8 @@ def page(tried: Sequence[tuple[Tried, PeerAnswers]]) -> str:
         "# Hangs and stragglers: what the diagnosis says of known cases", "",
         f"Written by `python benchmarks/hang_cases.py` on {datetime.now(UTC):%Y-%m-%d} ({here.system}, {here.devices} cores, torch "
         f"{here.torch}); never by hand.", "",
-        f"**{right(faults)} of {len(faults)} cases right ({right(public)} of {len(public)} public ones), {alarms} false alarm{"s" * (alarms != 1)} in "
-        f"{len(controls)} controls, {len(blames)} wrong blame{"s" * (len(blames) != 1)}{': ' + ', '.join(blames) if blames else ''}.** "
+        f"**{right(faults)} of {len(faults)} cases right ({right(public)} of {len(public)} public ones), "
+        f"false alarms: {alarms} in {len(controls)} controls; wrong blames: {len(blames)} ({in_words(blames)}).** "
         f"Mistakes with wrong blame counted double: {sum(item.score.mistakes for item in every)}.",
         f"Verdicts stood {waits[len(waits) // 2]:.1f} s (median) and at most {waits[-1]:.1f} s after the threshold or the death, the "
         "second between two snapshots included." if waits else "", "",
