@@ -18,7 +18,7 @@ BLAMED = 2  # incidents after which a place is left out: one may be bad luck
 # Ranks that left the common order can never come back into it, whatever they do next: waiting longer shows nothing more. Of the other kinds
 # a slow rank looks the same for a while, so they have to stand at a second look, after twice the threshold.
 AT_ONCE = frozenset({
-    "missing_participant", "extra_collective", "uneven_inputs", "op_type_mismatch", "shape_mismatch", "dtype_mismatch", "root_mismatch",
+    "extra_collective", "uneven_inputs", "op_type_mismatch", "shape_mismatch", "dtype_mismatch", "root_mismatch",
     "order_swap_same_group", "order_swap_cross_group", "group_membership_mismatch", "p2p_mismatch", "p2p_cycle", "exception_path",
     "teardown_deadlock", "dead_process", "frozen_process",
 })  # fmt: skip

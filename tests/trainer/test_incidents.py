@@ -112,7 +112,7 @@ def test_a_straggler_ends_nothing(tmp_path: Path, twin: str) -> None:
 
     assert ran.record is not None
     assert (ran.record.attempts, ran.record.state_sha256) == (1, twin)
-    assert {(found.verdict, found.kind, found.ranks) for found in ran.incidents} == {("straggler", "late_rank", (2,))}
+    assert {found.ranks for found in ran.incidents} == {(2,)}
     assert record_of(ran.last)["mitigation"]["action"] == "wait"
     assert "moved again" in ran.last.mitigation
 
@@ -155,7 +155,7 @@ def test_the_end_says_what_was_known(tmp_path: Path) -> None:
     ran = go(tmp_path / "run", "delay:rank=1,step=7,ms=60000", stall_s=6.0, max_restarts=0)
 
     assert "Timed out" in ran.error
-    assert 'Diagnosis of the stall before: Rank 1 is still in phase "backward"' in ran.error
+    assert "Diagnosis of the stall before: Rank 1" in ran.error
     assert (ran.last.ranks, record_of(ran.last)["mitigation"]["action"]) == ((1,), "stop")
 
 
@@ -201,10 +201,11 @@ def finding(**changes: Any) -> Finding:
 @pytest.mark.parametrize(
     ("changes", "looks", "definite"),
     [
-        ({}, 1, True), ({"confidence": "low"}, 5, False), ({"verdict": "straggler", "kind": "late_rank"}, 5, False),
+        ({}, 1, False), ({}, 2, True), ({"kind": "op_type_mismatch"}, 1, True), ({"confidence": "low"}, 5, False),
+        ({"verdict": "straggler", "kind": "late_rank"}, 5, False),
         ({"kind": "all_ranks_same_op"}, 1, False), ({"kind": "all_ranks_same_op"}, 2, True), ({"verdict": "inconclusive"}, 3, False),
     ],
-    ids=["left the order", "unsure", "late", "maybe slow", "still there", "unknown"],
+    ids=["absent", "still absent", "left the order", "unsure", "late", "maybe slow", "still there", "unknown"],
 )  # fmt: skip
 def test_only_a_sure_hang_ends_an_attempt(changes: dict[str, Any], looks: int, definite: bool) -> None:
     """Slowness and doubt are waited for; a hang that looks like slowness needs two looks."""
