@@ -76,7 +76,7 @@ SCENES: Mapping[str, tuple[Scene, ...]] = {
         ),
     ),
     "skipped_collective": (
-        Scene(faults=(fault("skip", phase="collective"),), kinds=OUT_OF_STEP, ranks=(1,), words="left out a collective"),
+        Scene(faults=(fault("skip", phase="collective"),), kinds=OUT_OF_STEP, ranks=(1,), options={"world_size": 3}),
         Scene(faults=(fault("extra", phase="collective"),), kinds=OUT_OF_STEP, ranks=(1,), options={"world_size": 3}),
     ),
     "mismatched_arguments": (

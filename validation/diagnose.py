@@ -2,8 +2,9 @@
 
 The questions are asked in this order, and the first that has an answer is the finding; docs/diagnosis.md tells why in this order:
 
-    did a process die first?  does a group's name mean two groups?  did ranks of a group issue different operations?  do sends and receives
-    miss each other?  do groups wait for each other in a circle?  who did not come, and why?  is everybody in the same operation?
+    did a process die first?  did ranks find each other at different steps?  does a group's name mean two groups?  did ranks of a group
+    issue different operations?  do sends and receives miss each other?  do groups wait for each other in a circle?  who did not come, and
+    why?  is everybody in the same operation?
     and, when nobody waits: did ranks disagree silently?  was somebody late?  did somebody fail?  what does the timeline say?
 """
 
@@ -27,6 +28,7 @@ from validation.hang_quiet import (
 )
 from validation.hang_reasons import is_failed
 from validation.hang_scene import Scene, scene_of
+from validation.hang_steps import judge_out_of_step
 from validation.hang_stuck import clash, is_stale, judge_hidden, judge_stuck, split
 from validation.hang_waits import Wait, circle_with, cycle_of, edges, waits_of, with_hidden_members
 from validation.hang_words import found
@@ -48,7 +50,7 @@ def _hang_or_crash(scene: Scene, waits: tuple[Wait, ...]) -> Finding | None:
     dead = first_deaths(scene, waits)
     if dead:
         return judge_deaths(scene, dead, waits)
-    finding = clash(scene, waits) or split(scene)
+    finding = judge_out_of_step(scene) or clash(scene, waits) or split(scene)
     if finding is not None:
         return finding
     if waits and not any(wait.seen_twice for wait in waits):

@@ -9,10 +9,10 @@ _LOST = re.compile(
     re.I,
 )
 _BACKEND = re.compile(
-    r"\bgloo\b|/gloo/|\bnccl\b|DistBackendError|ProcessGroup|TCPStore|op\.preamble|enforce fail|"
-    r"a rank left out a collective",
+    r"\bgloo\b|/gloo/|\bnccl\b|DistBackendError|ProcessGroup|TCPStore|op\.preamble|enforce fail|a rank left out a collective",
     re.I,  # the last one is our own check of the ranks' steps
 )
+_OUT_OF_STEP = re.compile(r"a rank left out a collective")
 _STOPPED = re.compile(r"^(SystemExit|KeyboardInterrupt|GeneratorExit)\b")
 _RAISED = re.compile(r"\b[A-Z]\w*(Error|Exception|Interrupt|Exit)\b|^Traceback|out of memory|\bOOM\b", re.I)
 _EXHAUSTED = re.compile(
@@ -59,3 +59,8 @@ def noted_exception(note: str) -> str:
 def says_exhausted(text: str) -> bool:
     """The rank's data came to an end."""
     return bool(_EXHAUSTED.search(text))
+
+
+def says_out_of_step(text: str) -> bool:
+    """Our own check found the ranks at different steps: whoever says so only noticed."""
+    return bool(_OUT_OF_STEP.search(text))
