@@ -47,9 +47,9 @@ def find_stragglers(
 
     Args: timeline with TIMELINE_COLUMNS, a row a rank and step; pauses, what was recorded of pauses (PAUSE_COLUMNS: rank, step, cause, ms);
         hosts, rank -> label of its machine.
-    Returns: findings with verdict "straggler", the most expensive first; () = healthy. Kind "late_rank" names ranks unless they take turns
-        (garbage collection that goes round, samples dealt out unevenly: then no rank is to be drained, and `evidence` says who was late
-        when); kind "uniform_slowness" names none, and `step` is the first of the slow steps.
+    Returns: findings with verdict "straggler", the one that cost the job most time first; () = healthy. Kind "late_rank" names ranks unless
+        they take turns (garbage collection that goes round, samples dealt out unevenly: then no rank is to be drained, and `evidence` says
+        who was late when); kind "uniform_slowness" names none, and `step` is the first of the slow steps.
     Raises: DataError when the timeline cannot be read.
     """
     table = read_steps(timeline)
@@ -63,11 +63,17 @@ def find_stragglers(
     single += structural(late, excess, least, paused, known=[one.place for one in (*steady, *single)])
     explained = [(one, special_cause(late, one, reason(late, one), paused)) for one in (*steady, *single)]
     culprits = {int(table.ranks[one.place]) for one, _ in explained}
-    found = [late_finding(late, group, hosts or {}, culprits) for group in _grouped(explained)]
+    found = [(_lost_ms(late, group), late_finding(late, group, hosts or {}, culprits)) for group in _grouped(explained)]
     for one in single:
         excess[one.steps, one.place] = 0
     found += _shared(late, excess, least, paused, alike=not steady)
-    return tuple(sorted(found, key=lambda finding: -finding.slowdown))
+    return tuple(finding for _, finding in sorted(found, key=lambda pair: -pair[0]))
+
+
+def _lost_ms(late: Lateness, group: Sequence[Explained]) -> float:
+    """Time that these ranks cost the job in their late steps, all together."""
+    steps = np.unique(np.concatenate([one.steps for one, _ in group]))
+    return late.gain_without([one.place for one, _ in group], steps)
 
 
 def _grouped(explained: Sequence[Explained]) -> list[list[Explained]]:
@@ -89,16 +95,22 @@ def _overlap(one: Places, other: Places) -> bool:
     return 2 * len(np.intersect1d(one, other)) > min(len(one), len(other))
 
 
-def _shared(late: Lateness, excess: Matrix, least: float, paused: Mapping[str, npt.NDArray[np.bool_]], *, alike: bool) -> list[Finding]:
-    """What is no single rank's: pauses that go round, uneven samples (where ranks are `alike` otherwise), steps that were slow for all."""
+def _shared(
+    late: Lateness, excess: Matrix, least: float, paused: Mapping[str, npt.NDArray[np.bool_]], *, alike: bool
+) -> list[tuple[float, Finding]]:
+    """What is no single rank's, each with the ms that it cost: pauses that go round, uneven samples (where ranks are `alike` otherwise),
+    steps that were slow for all."""
     found = []
+    table = late.table
     cells = np.logical_or.reduce(list(paused.values())) if paused else None
     if (turns := rotation(late, excess, least, cells)) is not None:
-        found.append(rotation_finding(late, turns, _recorded(turns, paused) or "gc"))
+        mine = late.last[turns.rows] == turns.columns
+        lost = float(late.gain[np.unique(turns.rows[mine])].sum())
+        found.append((lost, rotation_finding(late, turns, _recorded(turns, paused) or "gc")))
     if alike and (steps := uneven(late)) is not None:
-        found.append(uneven_finding(late, steps))
+        found.append((float(table.wait.mean(axis=1).sum()), uneven_finding(late, steps)))
     if (stretch := slow_stretch(late)) is not None:
-        found.append(stretch_finding(late, stretch))
+        found.append((float(table.step_ms[stretch.steps].sum()) * (1 - 1 / stretch.ratio), stretch_finding(late, stretch)))
     return found
 
 

@@ -297,3 +297,12 @@ def test_idle_time_by_rank_as_in_the_chapter():
     assert table.loc[0, [0, 1, 2, 3]].tolist() == [33.0, 31.0, 32.0, 0.0] == list(idle_by_rank(busy).idle_ms)
     assert table.loc[0, "slow_rank"] == 3
     assert table.loc[0, "slowdown"] == pytest.approx(151 / 120)
+
+
+def test_what_cost_most_time_comes_first():
+    """Five steps of compiling at thrice the time cost less than 50 late ones, though each of the five is slower."""
+    blip = on(W, 90, 0, 10 * FIFTH_MS, slice(11, 16))
+    found = find_stragglers(job(steps=90, late={"forward": blip, "data": on(W, 90, 1, 3 * FIFTH_MS, slice(40, 90))}))
+
+    assert [finding.ranks for finding in found] == [(1,), (0,)]
+    assert found[0].slowdown < found[1].slowdown
