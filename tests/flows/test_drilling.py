@@ -24,7 +24,7 @@ from validation.policy import parse_policy
 from validation.readiness import judge_readiness
 from validation.records import Drill, FallbackCheck
 
-SAMPLE = ("mismatched_arguments", "loader_deadlock", "full_disk", "store_away", "bad_release_served")
+SAMPLE = ("mismatched_arguments", "full_disk", "store_away", "bad_release_served")
 GOOD = Drill(name="hang", fired=True, detected=True, mitigated=True, detail="as planned", seconds=1.5, made_at="2030-01-01T00:00:00+00:00")
 
 

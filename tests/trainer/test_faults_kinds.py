@@ -156,6 +156,7 @@ def test_ranks_alone_meet_nobody(tmp_path: Path) -> None:
     assert set(run.faults_fired) == set(map(str, faults))
 
 
+@pytest.mark.proof  # the drill of a full disk shows the same
 def test_full_disk_costs_one_checkpoint_and_no_bits(tmp_path: Path) -> None:
     """Under the real leader: the refused checkpoint is named, the next one is sealed, the run ends like its twin."""
     fault = Fault(kind="full", rank=1, step=0, phase="write")
