@@ -218,7 +218,7 @@ class Recording:
 
     def _collected(self, moment: str, facts: dict[str, int]) -> None:
         now_ns = time.time_ns()
-        is_full = facts["generation"] == 2  # may take seconds: who looks meanwhile sees what it is
+        is_full = facts.get("generation") == 2  # may take seconds: who looks meanwhile sees what it is
         if moment == "start":
             self._gc_began_ns = now_ns
             if is_full:

@@ -117,7 +117,7 @@ def _check_stories(folder: Path) -> None:
     assert [entry["step"] for entry in dumps[WAITING]["entries"]] == [0, 1, 2, 2, 2, 2, 2, 2, 3]
     assert [marker["phase"] for marker in markers] == ["forward", "data", "forward", "forward", "forward"]
     assert age_s[WAITING] < 0.6 < min(age_s[HELD], age_s[STOPPED], age_s[DEAD])
-    assert markers[FAILED]["note"].startswith("exception: ValueError: loss is nan (test_evidence.py:")
+    assert markers[FAILED]["note"].startswith("exception: ValueError: loss is nan (test_snapshots.py:")
     assert "in all_reduce\n" in stacks[WAITING]
     assert "in match\n" in stacks[HELD]
     assert all("Thread 0x" in stack and stack.rstrip().splitlines()[-1].startswith("  File") for stack in stacks.values())
