@@ -180,7 +180,8 @@ def ours(folder: Path, layout: Layout, form: Form) -> Sample:
 
 
 def peer(folder: Path, layout: Layout, ranks: int) -> Sample:
-    """torchfrtrace on the first ranks' pickles, and whether it named the culprit. Scaled to all ranks where it did not get them all."""
+    """torchfrtrace on the first ranks' pickles, and whether it named the culprit. Scaled to all ranks where it did not get them all; then
+    the culprit may not be among them, and `is_right` says nothing."""
     facts = {"side": "torchfrtrace", "layout": layout.name, "form": "pickle", "ranks": ranks}
     with tempfile.TemporaryDirectory() as part:
         for rank in range(ranks):
