@@ -20,6 +20,7 @@ NAMES = (
     "false_alarms",
     "gate_cost",
     "hang_cases",
+    "flight_recorder",
     "straggler_report",
     "what_if",
 )
