@@ -11,6 +11,7 @@ The questions are asked in this order, and the first that has an answer is the f
 from validation.finding import Finding
 from validation.flight import Evidence
 from validation.hang_absent import judge_absent
+from validation.hang_arrivals import judge_arrivals
 from validation.hang_conflict import blocking_conflict, judge_conflict
 from validation.hang_cycle import judge_cycle
 from validation.hang_deaths import first_deaths, judge_abort, judge_deaths
@@ -109,7 +110,8 @@ def _quiet(scene: Scene, waits: tuple[Wait, ...]) -> Finding:
         return late
     if is_failed(scene):
         return judge_abort(scene, waits) or judge_setup(scene) or judge_parted(scene) or judge_failed(scene)
-    return _timeline(scene) or (judge_moving(scene) if waits else judge_well(scene))
+    slow = judge_arrivals(scene) if scene.evidence.timeline is None else _timeline(scene)
+    return slow or (judge_moving(scene) if waits else judge_well(scene))
 
 
 def _timeline(scene: Scene) -> Finding | None:

@@ -179,6 +179,11 @@ class Track:
         """The highest number known, issued when ever."""
         return int(self.seq[-1]) if len(self.seq) else -1
 
+    @property
+    def times_ns(self) -> npt.NDArray[np.int64]:
+        """When each was issued, beside `seq`; 0 = not recorded."""
+        return self._created
+
     def position(self, seq: int) -> int:
         """Where a number stands, -1 = not recorded here."""
         place = int(np.searchsorted(self.seq, seq))
