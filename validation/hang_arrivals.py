@@ -78,8 +78,8 @@ def _judge(scene: Scene, lane: Lane, ranks: tuple[int, ...], seqs: Times, create
         return found(
             scene, "late_rank", ranks=(rank,), verdict="straggler", lateness_s=middle_s, confidence="medium",
             collective=operation(scene, lane, first, rank, key),
-            explanation=f"Rank {rank} keeps the others waiting: it came {1e3 * middle_s:.0f} ms after all of them to {len(mine)} of {len(seqs)} "
-            f"operations of {named(lane)}, first to seq {first}. All go on; the job is slow, not hung.",
+            explanation=f"Rank {rank} keeps the others waiting: it came {1e3 * middle_s:.0f} ms after all of them to {len(mine)} of "
+            f"{len(seqs)} operations of {named(lane)}, first to seq {first}. All go on; the job is slow, not hung.",
             lines=(f"{named(lane)}: {by_rank[row] / total:.0%} of the {total / 1e9:.2f} s in which ranks waited for one is rank {rank}'s",),
         )  # fmt: skip
     return _going_round(scene, lane, ranks, seqs, last, gap)
@@ -105,7 +105,7 @@ def _going_round(scene: Scene, lane: Lane, ranks: tuple[int, ...], seqs: Times, 
     return found(
         scene, "late_rank", verdict="straggler", cause="gc", lateness_s=middle / 1e9, confidence="medium",
         collective=operation(scene, lane, first, rank, key),
-        explanation=f"Pauses of about {middle / 1e6:.0f} ms go round: {len(bursts)} operations of {named(lane)} waited for one rank, in turn for "
-        f"{listed(met)}. That is how collections of garbage look; no rank is to blame.",
+        explanation=f"Pauses of about {middle / 1e6:.0f} ms go round: {len(bursts)} operations of {named(lane)} waited for one rank, in "
+        f"turn for {listed(met)}. That is how collections of garbage look; no rank is to blame.",
         lines=(f"{named(lane)}: pauses at seq " + ", ".join(str(int(seqs[at])) for at in bursts[:8]),),
     )  # fmt: skip
