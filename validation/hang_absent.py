@@ -58,6 +58,8 @@ def _reason(scene: Scene, wait: Wait, rank: int, late: Mapping[int, float]) -> R
     if reason is None:
         return None
     if reason.kind == "missing_participant" and is_well_over(scene):
+        if 2 * len(wait.ranks) <= len(wait.lane.members):  # no majority waited, and nobody knows for how long: a moment of a healthy job
+            return None
         return Reason("late_rank", "came later, for all ended well", "medium")
     if reason.kind == "late_rank" and reason.confidence != "high" and not reason.cause and has_timed_out(scene):
         return Reason("missing_participant", f"{reason.words} and never came, until the others gave up", "medium")
