@@ -56,7 +56,9 @@ class _Theirs:
     """Torch's entries of one rank, each of which is taken by one of the ring's at most."""
 
     def __init__(self, entries: Iterable[Entry]) -> None:
-        self._entries = [entry for entry in entries if {"process_group", "profiling_name", "time_created_ns"} <= entry.keys()]
+        whole = [entry for entry in entries if {"process_group", "profiling_name", "time_created_ns"} <= entry.keys()]
+        # without a name: the helper groups in which TORCH_DISTRIBUTED_DEBUG=DETAIL checks each operation and then makes it
+        self._entries = [entry for entry in whole if entry["process_group"][0]]
         self._of: dict[tuple[str, bool], list[int]] = defaultdict(list)
         for place, entry in enumerate(self._entries):
             self._of[entry["process_group"][0], bool(entry.get("is_p2p"))].append(place)

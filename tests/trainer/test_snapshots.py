@@ -226,6 +226,16 @@ def test_names_of_backends(op: str, theirs: str, *, is_same: bool) -> None:
     assert _is_same(op, theirs) is is_same
 
 
+def test_operations_of_helper_groups_are_not_told_twice(tmp_path: Path) -> None:
+    """Under DETAIL torch checks and makes each operation in groups without a name: the ring's word for it is enough."""
+    _ring_of_two(tmp_path / "a.ring")
+    helper = [one | {"process_group": ["", ""]} for one in (entry("all_gather", 3, 1_000_010_000), entry("all_reduce", 1, 1_000_020_000))]
+
+    found = document(RingReader(tmp_path / "a.ring"), {"entries": helper}, taken_ns=7)
+
+    assert [(one["process_group"][0], one["profiling_name"]) for one in found["entries"]] == [("0", "gloo:all_reduce"), ("0", "gloo:send")]
+
+
 def test_process_that_took_the_number_is_not_the_rank(tmp_path: Path) -> None:
     """A pid that belongs to somebody else by now is gone: nobody is sent a signal."""
     path = tmp_path / "a.ring"
