@@ -63,9 +63,10 @@ def diagnose_folder(folder: Path) -> Diagnosis:
 
 
 def judge(reading: Reading) -> Finding:
-    """Diagnose; a rank is never blamed for being behind in a file that was cut off."""
+    """Diagnose; a rank is never blamed for being behind in a file that was cut off, nor is a job called well for it."""
     finding = diagnose(reading.evidence)
-    return diagnose(without_cut(reading)) if reading.cut.intersection(finding.ranks) else finding
+    is_unsure = reading.cut and (finding.kind == "healthy" or reading.cut.intersection(finding.ranks))
+    return diagnose(without_cut(reading)) if is_unsure else finding
 
 
 def _with_rings(reading: Reading, problems: list[str]) -> Evidence:

@@ -35,7 +35,8 @@ def judge_absent(scene: Scene, wait: Wait, missing: tuple[int, ...]) -> Finding:
         return unheard(scene, missing, _place(scene, wait, missing[0]), words, _lines(scene, wait, missing))
     kind = next(kind for kind in _ORDER if any(reason.kind == kind for reason in known.values()))
     culprits = tuple(rank for rank, reason in sorted(known.items()) if reason.kind == kind)
-    if kind == "late_rank" and len(culprits) > len(wait.ranks) and not late:
+    is_guess = kind == "late_rank" or (kind == "missing_participant" and all(known[rank].confidence == "low" for rank in culprits))
+    if is_guess and len(culprits) > len(wait.ranks) and not late:
         return _too_early(scene, wait, culprits)
     return _named(scene, wait, culprits, known[culprits[0]], late)
 
@@ -177,7 +178,7 @@ def _too_early(scene: Scene, wait: Wait, missing: tuple[int, ...]) -> Finding:
     return found(
         scene, "insufficient_evidence", collective=_place(scene, wait, missing[0]), verdict="inconclusive", confidence="low",
         explanation=f"Only {listed(wait.ranks)} {verb(wait.ranks, 'is', 'are')} in {_operation_words(scene, wait)}; {listed(missing)} "
-        "are busy elsewhere, and may still come.",
+        f"{verb(missing, 'is', 'are')} not there, and may still come: no fewer of them are missing than wait.",
         lines=_lines(scene, wait, missing),
     )  # fmt: skip
 

@@ -179,6 +179,12 @@ def judge_well(scene: Scene) -> Finding:
             scene, "insufficient_evidence", verdict="inconclusive", lines=_last_lines(scene), confidence="low",
             explanation=f"{sentence(listed(ends))} ended well, but of {listed(unknown)} nothing was recorded, not even an end.",
         )  # fmt: skip
+    if not all_well and not any(scene.of(rank).dumps for rank in scene.ranks):
+        return found(
+            scene, "insufficient_evidence", verdict="inconclusive", lines=_last_lines(scene), confidence="low",
+            explanation="There is no record from while the job ran: what was taken after a time-out or the end, or stacks alone, cannot "
+            "show that all was well.",
+        )  # fmt: skip
     gap = f" Of {listed(unknown)} nothing was recorded." if unknown else ""
     return found(
         scene, "healthy", verdict="healthy", lines=_last_lines(scene), confidence="high" if all_well or not unknown else "medium",
