@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from support.output import Document, Sample, parser, progress, publish
 
-from infra.timelines import read_timeline_columns
+from infra.timelines import read_timeline
 from validation.records import TIMELINE_COLUMNS
 from validation.straggling import find_stragglers
 
@@ -64,7 +64,7 @@ def write(path: Path, ranks: int, steps: int, late_rank: int, late_steps: range)
 
 def report(path: Path) -> str:
     """Ours, from the file to what is said."""
-    return "; ".join(finding.explanation for finding in find_stragglers(read_timeline_columns(path)))
+    return "; ".join(finding.explanation for finding in find_stragglers(read_timeline(path)))
 
 
 def plain_pandas(path: Path) -> str:

@@ -43,10 +43,11 @@ def parse(data: bytes) -> Raw:
     entries = raw.document.get("entries")
     if not isinstance(entries, list):
         raise UnreadableDump("holds no list of recorded operations ('entries')")
-    kept = [entry for entry in entries if isinstance(entry, dict)]
+    kept = [entry for entry in entries if isinstance(entry, dict) and entry.get("profiling_name")]
     if len(kept) < len(entries):
-        note = f"{len(entries) - len(kept)} of its {len(entries)} entries are no records and were left out"
-        return Raw(raw.document | {"entries": kept}, raw.is_cut, raw.note or note)
+        # what they were is not known: as after a cut, nothing may be made of a rank that seems to be behind or to do something else
+        note = f"{len(entries) - len(kept)} of its {len(entries)} entries do not say which operation they are, and were left out"
+        return Raw(raw.document | {"entries": kept}, True, raw.note or note)
     return raw
 
 

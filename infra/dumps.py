@@ -20,7 +20,7 @@ from infra.dump_pool import Parsed, read_files
 from infra.dump_runs import Member, moment_ns, one_run
 from infra.dump_steps import StepRow, timeline_of
 from infra.stack_files import parse_stack
-from infra.traces import read_timeline
+from infra.timelines import read_timeline
 from validation.errors import DataError
 from validation.flight import Evidence, RankEvidence, ThreadStack
 

@@ -11,7 +11,7 @@ from validation.errors import DataError
 from validation.records import TIMELINE_COLUMNS
 
 
-def read_timeline_columns(path: Path) -> pd.DataFrame:
+def read_timeline(path: Path) -> pd.DataFrame:
     """Read TIMELINE_COLUMNS of a Parquet file, in the order of its rows.
 
     A time in float32 ms is 1e-7 fine: 10 us in a step of 100 s. Whole tables would pass through memory three times (10.5 million rows: 3 GB
@@ -20,11 +20,15 @@ def read_timeline_columns(path: Path) -> pd.DataFrame:
     """
     try:
         with pq.ParquetFile(path) as file:
-            if missing := [name for name in TIMELINE_COLUMNS if name not in file.schema_arrow.names]:
-                raise DataError(f"{path.name} has no column {', '.join(missing)}: it is no timeline. Give the one that a run leaves.")
-            return _columns(file)
-    except (OSError, ValueError, pa.ArrowException) as error:
-        raise DataError(f"{path.name} cannot be read as a timeline ({type(error).__name__}). Copy it again.") from None
+            missing = [name for name in TIMELINE_COLUMNS if name not in file.schema_arrow.names]
+            if not missing:
+                return _columns(file)
+    except Exception as error:  # pyarrow raises errors of its own for rubbish
+        raise DataError(f"{path.name} cannot be read as a timeline ({type(error).__name__}) and was left out. Copy it again.") from None
+    raise DataError(
+        f"{path.name} lacks the columns {', '.join(missing)} of a timeline, so it was left out. Give a timeline that `seatrial train` "
+        "wrote, or a trace-NAME.parquet."
+    )
 
 
 def _columns(file: pq.ParquetFile) -> pd.DataFrame:
@@ -33,6 +37,9 @@ def _columns(file: pq.ParquetFile) -> pd.DataFrame:
     for group in range(file.num_row_groups):
         block = file.read_row_group(group, columns=list(TIMELINE_COLUMNS), use_threads=False)
         for name, values in columns.items():
-            values[at : at + block.num_rows] = block.column(name).to_numpy()
+            column = block.column(name).cast(pa.from_numpy_dtype(values.dtype))
+            if column.null_count and values.dtype == np.int64:
+                raise ValueError(f"{name} has gaps")
+            values[at : at + block.num_rows] = column.to_numpy()
         at += block.num_rows
     return pd.DataFrame(columns, copy=False)

@@ -1,4 +1,4 @@
-"""Tables of times -> frames: traces of operations with their meta file, and timelines of runs."""
+"""Traces of operations -> frames, with their meta file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ import pandas as pd
 import yaml
 
 from validation.errors import DataError
-from validation.records import TIMELINE_COLUMNS
 
 META_BYTES = 2**20
 
@@ -40,20 +39,6 @@ def read_trace_file(path: Path) -> TraceFile:
     name = path.stem.removeprefix("trace").lstrip("-_.") or path.stem
     sizes, problem = _sizes(path.with_name(f"meta-{name}.yaml"))
     return TraceFile(name=name, table=_table(path), sizes=sizes, problems=(problem,) if problem else ())
-
-
-def read_timeline(path: Path) -> pd.DataFrame:
-    """Read a run's timeline, sorted by (step, rank); columns beyond TIMELINE_COLUMNS stay.
-
-    Raises: DataError when it is no table or lacks a column.
-    """
-    table = _table(path)
-    if missing := [name for name in TIMELINE_COLUMNS if name not in table.columns]:
-        raise DataError(
-            f"{path.name} lacks the columns {', '.join(missing)} of a timeline, so it was left out. Give a timeline that `seatrial train` "
-            "wrote, or a trace-NAME.parquet."
-        )
-    return table.sort_values(["step", "rank"], kind="stable", ignore_index=True)
 
 
 def _table(path: Path) -> pd.DataFrame:

@@ -93,8 +93,13 @@ def test_an_event_names_kind_run_and_key(tmp_path: Path, monkeypatch: Patch) -> 
 
 def test_outside_of_a_flow_run_nothing_is_shown(monkeypatch: Patch) -> None:
     """A command without Prefect starts no server for a page."""
-    monkeypatch.setattr(page, "incident", lambda *_: pytest.fail("no flow runs here"))
+    shown: list[object] = []
+    monkeypatch.setattr(page, "incident", lambda *given, **_: shown.append(given))
     incident_desk.show_incidents(["incidents/night/1"])
+    assert not shown
+    monkeypatch.setattr(incident_desk, "_flow_run", lambda: "night")
+    incident_desk.show_incidents(["incidents/night/1"])
+    assert shown == [("incidents/night/1", "night")]
 
 
 def test_the_flow_reads_the_store_and_makes_the_page(tmp_path: Path, monkeypatch: Patch) -> None:

@@ -121,3 +121,13 @@ def test_entries_that_are_no_records_are_left_out() -> None:
 
     assert len(raw.document["entries"]) == 2
     assert "2 of its 4 entries" in raw.note
+
+
+def test_operations_without_a_name_are_left_out_and_nothing_is_made_of_it() -> None:
+    """What a rank did there is not known: it counts as a file that was cut off."""
+    nameless = [{key: value for key, value in entry.items() if key != "profiling_name"} for entry in entries(2)]
+
+    raw = parse(json.dumps(document([*entries(5), *nameless])).encode())
+
+    assert (len(raw.document["entries"]), raw.is_cut) == (5, True)
+    assert "2 of its 7 entries do not say which operation they are" in raw.note

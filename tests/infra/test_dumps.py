@@ -208,7 +208,7 @@ def test_a_timeline_alone_is_evidence(tmp_path: Path) -> None:
     row = {name: [0, 0] for name in TIMELINE_COLUMNS} | {"rank": [1, 0]}
     pd.DataFrame(row).to_parquet(tmp_path / "timeline.parquet")
 
-    assert read_evidence(tmp_path).timeline["rank"].tolist() == [0, 1]
+    assert read_evidence(tmp_path).timeline["rank"].tolist() == [1, 0]
 
     pd.DataFrame({"rank": [1]}).to_parquet(tmp_path / "timeline.parquet")
     with pytest.raises(DataError, match="lacks the columns step"):

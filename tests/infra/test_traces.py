@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers_traces import timeline, trace
 
-from infra.traces import read_timeline, read_traces
+from infra.timelines import read_timeline
+from infra.traces import read_traces
 from validation.errors import DataError
+from validation.records import TIMELINE_COLUMNS
 
 
 def test_a_trace_is_read_with_the_sizes_beside_it(tmp_path: Path) -> None:
@@ -44,14 +47,28 @@ def test_a_table_that_is_none_is_left_out(tmp_path: Path) -> None:
     assert "trace-ST.parquet cannot be read as a Parquet table" in problems[0]
 
 
-def test_a_timeline_is_sorted_and_keeps_further_columns(tmp_path: Path) -> None:
-    """By step, then rank."""
-    timeline().assign(gc_ms=0.5).sample(frac=1, random_state=0).to_parquet(tmp_path / "timeline.parquet")
+def test_a_timeline_is_read_as_it_stands(tmp_path: Path) -> None:
+    """Rows in their order, block by block; columns that are no timeline's are left out."""
+    given = timeline().assign(gc_ms=0.5)
+    given.to_parquet(tmp_path / "timeline.parquet", row_group_size=3)
 
     table = read_timeline(tmp_path / "timeline.parquet")
 
-    assert table["rank"].tolist()[:5] == [0, 1, 2, 3, 0]
-    assert "gc_ms" in table.columns
+    assert tuple(table.columns) == TIMELINE_COLUMNS
+    assert all(np.allclose(table[name], given[name]) for name in TIMELINE_COLUMNS)
+
+
+def test_a_timeline_of_other_things_than_numbers_is_refused(tmp_path: Path) -> None:
+    """A rank that is not there is no rank, and a word no time."""
+    given = timeline()
+    for number, wrong in enumerate([
+        given.assign(rank=given["rank"].astype("Int64").where(given.index != 1)), given.assign(wait_ms=["long"] * len(given)),
+    ]):  # fmt: skip
+        path = tmp_path / f"timeline-{number}.parquet"
+        wrong.to_parquet(path)
+
+        with pytest.raises(DataError, match="cannot be read as a timeline"):
+            read_timeline(path)
 
 
 def test_a_timeline_without_its_columns_is_refused(tmp_path: Path) -> None:
