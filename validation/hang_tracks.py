@@ -40,10 +40,6 @@ class RankRows:
     before: frozenset[tuple[int, int]] | None = None  # (group, seq) of collectives pending in the snapshot before; None: there is one only
     moved: bool = False  # issued something between the snapshots
 
-    @property
-    def is_snapshot(self) -> bool:
-        return self.known > 0
-
 
 def rows_of(one: RankEvidence) -> RankRows | None:
     """Join what the newest snapshot and the dump after the end know of a rank; None without any dump."""
