@@ -22,7 +22,7 @@ release: .venv/installed ## set up, then release the flights recipe on embedded 
 	$(BIN)/seatrial release flights
 
 test: .venv/installed ## set up, then run the tests
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/installed ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .
