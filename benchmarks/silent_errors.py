@@ -85,8 +85,9 @@ def page(heard: Sequence[Heard], peer: PeerResult) -> str:
         f"**{tally.caught} of {tally.mutants} mutants caught, {tally.named} of them with the tensor or kind that was asked for; "
         f"{tally.alarms} false alarms in {tally.controls} controls.** Median {median_s(heard):.1f} s a case at W = 1 and 2.", "",
         "A mutant is a right recipe or hook of `examples/mutants` with one wrong line. Ids SE-, SYN- and NC- are those of a catalogue of "
-        "public reports, OWN- are variants of our own; what stands behind a second dash is another form of the same error. Noise is the "
-        "tensor's own float noise in the leg that failed; where a digest, a sample or a stream gave it away there is none.", "",
+        "public reports, OWN- are variants of our own, FU- were written by people who had not seen the gates; what stands behind a second "
+        "dash is another form of the same error. Noise is the tensor's own float noise in the leg that failed; where a digest, a sample or "
+        "a stream gave it away there is none.", "",
         *by_class(heard),
     ]  # fmt: skip
     for letter, name in CLASSES.items():
@@ -143,11 +144,15 @@ def main() -> int:
     options.add_argument("--no-peer", action="store_true", help="without TrainCheck, which takes half an hour")
     arguments = options.parse_args()
     chosen = [case for case in CASES if case.id in arguments.only] if arguments.only else CASES
+    peer = PeerResult(missing=LEFT_OUT)
+    is_whole = not (arguments.quick or arguments.only)
+    if is_whole and not arguments.no_peer:
+        with tempfile.TemporaryDirectory() as folder:
+            peer = peer_results(Path(folder))
     heard = hear_all([case for case in chosen if case.is_quick][:2] if arguments.quick else chosen)
     tally = Tally.of(heard)
-    if not (arguments.quick or arguments.only):
-        with tempfile.TemporaryDirectory() as folder:
-            PAGE.write_text(page(heard, PeerResult(missing=LEFT_OUT) if arguments.no_peer else peer_results(Path(folder))))
+    if is_whole:
+        PAGE.write_text(page(heard, peer))
     progress(f"{tally.caught} of {tally.mutants} caught, {tally.named} named, {tally.alarms} false alarms in {tally.controls} controls")
     document = Document(
         name="silent_errors", peer="TrainCheck 0.2.0 on the mutants of one plain training", ratio=tally.caught / max(tally.mutants, 1),
