@@ -43,7 +43,7 @@ runbook: .venv/installed ## write docs/runbook.md and its pages from the registr
 
 lock: ## remake requirements.lock from pyproject.toml (CPU build of torch)
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --upgrade 'torch==2.13.0' 'setuptools>=80' -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --upgrade 'torch==2.13.0' 'setuptools>=80' -e '.[dev,servers]'
 	{ echo "# Every package of the virtual environment, pinned. Remade by: make lock"; $(BIN)/python -m pip freeze --all --exclude-editable | grep -viE '^(pip|wheel)==' | sed 's/+cpu//'; } > requirements.lock
 
 clean: ## remove the virtual environment and all local state

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+from flows.cli_operations import add_operations
 from validation.errors import ConfigError, InputError, ReleaseError
 
 STOPPED = "seatrial: stopped by hand; every rank was ended. What was journalled stays; `seatrial show` says how far it came."
@@ -65,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     show.set_defaults(run=_show)
 
     _add_train(commands)
+    add_operations(commands)
 
     diagnose = commands.add_parser("diagnose", help="what the dumps of a hung, crashed or slow job say: who, what, why, what to do")
     diagnose.add_argument("folder", type=Path, help="flight-recorder dumps, an incident, a run, a timeline or traces (docs/diagnose.md)")

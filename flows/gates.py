@@ -2,13 +2,13 @@
 
 import time
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 import pandas as pd
 
 from flows import drills
 from flows.candidate import Candidate, contender_records
+from flows.clock import utc_now
 from flows.drill_records import on_record
 from flows.equivalence_probe import probe_equivalence
 from flows.evidence import keep_gate_evidence, verdict_of
@@ -178,8 +178,3 @@ def reusable(release: Release, gate: str) -> tuple[GateLine | None, str]:
         evidence_sha256=entries[-1]["evidence"],
     )
     return line, why
-
-
-def utc_now() -> str:
-    """Now, ISO 8601 with seconds, UTC."""
-    return datetime.now(UTC).isoformat(timespec="seconds")

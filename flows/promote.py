@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from flows.candidate import register_baseline
+from flows.clock import utc_now
 from flows.drills import costs
 from flows.evidence import verdict_of
-from flows.gates import Release, utc_now
+from flows.gates import Release
 from flows.plan import ReleasePlan
 from infra.markdown import plot_files, registry_description
 from infra.pointer import Pointer, ServingKind, move_pointer, read_pointer

@@ -10,7 +10,8 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from flows.candidate import Candidate, candidate_payload, check_fallbacks, find_candidate, last_known_good_uri, make_candidate
-from flows.gates import ON_CANDIDATE, Release, fresh_bench, hold_gate, reusable, skip_gate, utc_now
+from flows.clock import utc_now
+from flows.gates import ON_CANDIDATE, Release, fresh_bench, hold_gate, reusable, skip_gate
 from flows.pages import show_gate, show_release
 from flows.plan import ReleasePlan, ReleaseRequest, make_plan, request_of, take_plan
 from flows.progress import ProgressBar

@@ -12,7 +12,14 @@ WHEN_IDLE = ("infra.dumps", "mlflow.pytorch", "mlflow.pyfunc", "sklearn.linear_m
 
 
 def make_ready() -> Settings:
-    """Read the settings, switch off the telemetry of everything that is started from here, start the warm server. Repeatable."""
+    """What `make_quiet_place` does, and start the warm server. Repeatable."""
+    settings = make_quiet_place()
+    ranks.warm_up(when_idle=WHEN_IDLE)
+    return settings
+
+
+def make_quiet_place() -> Settings:
+    """Read the settings, make the home folder, switch off the telemetry of everything that is started from here. Repeatable."""
     settings = load_settings()
     try:
         settings.home.mkdir(parents=True, exist_ok=True)
@@ -23,5 +30,4 @@ def make_ready() -> Settings:
         ) from None
     os.environ.update(embedded_environment(settings))
     make_quiet()
-    ranks.warm_up(when_idle=WHEN_IDLE)
     return settings

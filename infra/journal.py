@@ -43,14 +43,15 @@ class Journal:
     25 records in S3 that saves a thousand requests a release.
     """
 
-    def __init__(self, store: ObjectStore, release_id: str) -> None:
+    def __init__(self, store: ObjectStore, release_id: str, *, root: str = "releases") -> None:
+        """Args: root: "releases", or "acts" for what is done to a model outside a release: a rollback, a reconciliation."""
         if not _RELEASE_ID.fullmatch(release_id):
             raise ConfigError(
                 f"{release_id[:120]!r} is not a release id, so it has no journal. Ids look like flights-20260131-181542-3f9c; "
                 "`seatrial show` lists them."
             )
         self._store = store
-        self._root = f"releases/{release_id}"
+        self._root = f"{root}/{release_id}"
         self.release_id = release_id
         self._known: tuple[Entry, ...] | None = None  # a verified beginning of the history
 
@@ -160,9 +161,9 @@ def new_release_id(recipe: str, now: datetime, token: str) -> str:
     return release_id
 
 
-def list_releases(store: ObjectStore, recipe: str | None = None) -> tuple[str, ...]:
+def list_releases(store: ObjectStore, recipe: str | None = None, *, root: str = "releases") -> tuple[str, ...]:
     """Ids of all releases that have a journal, of one recipe if given, oldest first."""
-    keys = store.list(f"releases/{recipe}-" if recipe else "releases/")
+    keys = store.list(f"{root}/{recipe}-" if recipe else f"{root}/")
     found = filter(None, (_RELEASE_ID.fullmatch(name) for name in {key.split("/")[1] for key in keys}))
     kept = [match for match in found if recipe in (None, match["recipe"])]
     return tuple(match.string for match in sorted(kept, key=lambda match: (match["day"], match["time"], match.string)))

@@ -7,12 +7,12 @@ from typing import Literal, get_args
 
 from infra.store import NotFoundError, ObjectStore
 from validation.canonical import canonical_json
-from validation.errors import EvidenceError
+from validation.errors import ConflictError, EvidenceError
 
 ServingKind = Literal["candidate", "last_known_good", "baseline"]
 
 _MODEL = re.compile(r"[a-z0-9][a-z0-9-]*")
-_TEXT = ("model", "serving_version", "last_known_good", "baseline", "release_id")
+_TEXT = ("model", "serving_version", "last_known_good", "baseline", "release_id", "attestation")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,8 +24,9 @@ class Pointer:
     serving_kind: ServingKind  # in what role that version serves
     last_known_good: str  # the verified version to fall back to
     baseline: str  # the version that serves when neither can
-    release_id: str  # whose decision this is
+    release_id: str  # whose decision this is: a release, or an act such as a rollback
     sequence: int  # 1, 2, 3, ...: how often the pointer has moved
+    attestation: str = ""  # sha256 of the signed statement that put this version in service; "" = none, which never verifies
 
 
 def read_pointer(store: ObjectStore, model: str) -> tuple[Pointer | None, str | None]:
@@ -50,6 +51,33 @@ def move_pointer(store: ObjectStore, pointer: Pointer, etag: str | None) -> str:
     return store.replace(pointer_key(pointer.model), body, etag)
 
 
+def admit(store: ObjectStore, model: str, version: str, attestation: str) -> str:
+    """Write down, once, which signed statement let a version serve; returns the one that stands (an earlier one wins)."""
+    key = _admission_key(model, version)
+    try:
+        store.put_new(key, canonical_json({"model": model, "version": version, "attestation": attestation}))
+    except ConflictError:
+        return admission(store, model, version)
+    return attestation
+
+
+def admission(store: ObjectStore, model: str, version: str) -> str:
+    """sha256 of the signed statement that let a version serve; "" = it was never let through."""
+    key = _admission_key(model, version)
+    try:
+        found = json.loads(store.get(key))
+        if (found["model"], found["version"]) != (model, version):
+            raise ValueError(f"it is of {found['model']} version {found['version']}")
+        return str(found["attestation"])
+    except NotFoundError:
+        return ""
+    except (ValueError, KeyError, TypeError) as error:
+        raise EvidenceError(
+            f"the object {key} does not say what let this version serve ({error}). It cannot be trusted. Restore the object from a "
+            "backup, or release again."
+        ) from None
+
+
 def list_pointers(store: ObjectStore) -> tuple[Pointer, ...]:
     """What serves, for every model that has a pointer, by name."""
     models = sorted({key.split("/")[1] for key in store.list("models/") if key.endswith("/pointer")})
@@ -61,6 +89,12 @@ def pointer_key(model: str) -> str:
     if not _MODEL.fullmatch(model):
         raise EvidenceError(f"{model[:80]!r} is not a model's name ([a-z0-9-]+), so it has no pointer. Use the recipe's name.")
     return f"models/{model}/pointer"
+
+
+def _admission_key(model: str, version: str) -> str:
+    if not version.isdecimal():
+        raise EvidenceError(f"{version[:80]!r} is not a version of {model}: versions are whole numbers. `seatrial show` names them.")
+    return f"{pointer_key(model).removesuffix('pointer')}admitted/{version}"
 
 
 def _parsed(body: bytes, model: str) -> Pointer:

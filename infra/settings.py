@@ -78,7 +78,21 @@ class RegistrySettings(HomeSettings):
         )
 
 
-class Settings(StoreSettings, RegistrySettings):
+class SigningSettings(HomeSettings):
+    """Who signs evidence, and whose signatures count (docs/evidence.md)."""
+
+    signing_key: Path | None = None  # Ed25519 private key, PEM (PKCS 8); None: a development key is made under <home>/keys
+    trusted_keys: Path | None = None  # folder of public keys, *.pem; the signing key's own always counts
+    allow_development_key: bool = True  # production says false: neither signs nor is trusted then
+
+
+class ScheduledSettings(HomeSettings):
+    """What scheduled deployments may run."""
+
+    recipes_allowed: str = ""  # import paths or short names, comma-separated, "*" at the end for all below; "" = any (a person's machine)
+
+
+class Settings(StoreSettings, RegistrySettings, SigningSettings, ScheduledSettings):
     """Every setting of a Sea Trial process."""
 
 

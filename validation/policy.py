@@ -6,7 +6,7 @@ A policy file may name any subset of the default policy's keys; the rest keeps i
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -93,6 +93,34 @@ class ReadinessPolicy(_Section):
     drilled_floor: ShareThreshold
 
 
+class DecisionPolicy(_Section):
+    """What a person has to say, and may say."""
+
+    approval: bool  # a promotion waits for a named person's yes
+    approval_days: PositiveThreshold  # how long a yes may be awaited and how long it counts
+    waivable: tuple[str, ...]  # gates whose fail or inconclusive a person may waive
+    waiver_days: PositiveThreshold  # the longest a waiver may count
+
+
+class ReconcilePolicy(_Section):
+    """What becomes of registry aliases that were moved by hand."""
+
+    moved_alias: Literal["put_back", "adopt"]  # adopt: only a version whose evidence verifies
+
+
+class MonitoringPolicy(_Section):
+    """monitor: when a serving version is unhealthy, and when it is rolled back."""
+
+    alpha: ShareThreshold  # probability of ever rolling back a version that is as good as its fallback
+    margin: PositiveThreshold  # how much worse than the fallback is tolerated, in standard deviations of its utility
+    maturity_days: CountThreshold  # an outcome is final so many days after its prediction
+    coverage_min: ShareThreshold  # share of mature predictions that have an outcome
+    failures_max: ShareThreshold  # share of requests that were not answered
+    latency_p95_ms: PositiveThreshold
+    missing_max: ShareThreshold  # share of missing values in a column, beyond what training had
+    drift_max: PositiveThreshold  # population stability index of a column or of the scores
+
+
 class Policy(_Section):
     """All thresholds of a release."""
 
@@ -104,6 +132,9 @@ class Policy(_Section):
     scaling: ScalingPolicy
     slice_quality: SlicePolicy
     readiness: ReadinessPolicy
+    decision: DecisionPolicy
+    reconcile: ReconcilePolicy
+    monitoring: MonitoringPolicy
 
 
 def parse_policy(text: str | None = None, *, name: str = "policy") -> Policy:
@@ -122,6 +153,8 @@ def parse_policy(text: str | None = None, *, name: str = "policy") -> Policy:
     unknown = sorted(set(policy.required) - set(GATES))
     if unknown or not policy.required:
         raise ConfigError(f"{name} requires {unknown or 'no gate'}; choose from: {', '.join(GATES)}.")
+    if critical := sorted(set(policy.decision.waivable) - set(GATES)):
+        raise ConfigError(f"{name} lets {critical} be waived, which are no gates; choose from: {', '.join(GATES)}.")
     return policy
 
 
