@@ -121,6 +121,16 @@ class MonitoringPolicy(_Section):
     drift_max: PositiveThreshold  # population stability index of a column or of the scores
 
 
+class CostPolicy(_Section):
+    """cost: prices in USD and assumptions that turn a release's measurements into money; a device-hour's price stands in `scaling`."""
+
+    storage_gib_month: PositiveThreshold  # USD
+    retention_days: CountThreshold  # how long a release's evidence and model files are kept
+    human_hour: PositiveThreshold  # USD
+    review_hours_max: PositiveThreshold  # of a wait for a person, what is counted as work at most
+    models: CountThreshold  # models that share the devices; releases of one model wait for each other
+
+
 class Policy(_Section):
     """All thresholds of a release."""
 
@@ -135,6 +145,7 @@ class Policy(_Section):
     decision: DecisionPolicy
     reconcile: ReconcilePolicy
     monitoring: MonitoringPolicy
+    costs: CostPolicy
 
 
 def parse_policy(text: str | None = None, *, name: str = "policy") -> Policy:
