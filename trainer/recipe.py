@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from torch.optim.lr_scheduler import LRScheduler
 
 SPLITS = ("train", "judge")
+LIVE = "live"  # a third one, of recipes with a `live_period`: what a version in service is asked
 
 
 class Batch(NamedTuple):
@@ -102,6 +103,10 @@ class Recipe(Protocol):
     A recipe that changes while it trains may also have `state_dict() -> dict` (plain values, the same on every rank) and
     `load_state_dict(state)`: they are in every checkpoint and in the state's digest. For FSDP2 it may name the modules that are sharded
     one by one, `shard_units(model) -> Iterable[nn.Module]`; default: the members of every nn.ModuleList, then the whole.
+
+    A recipe whose models are watched in service (docs/monitoring.md) also has `live_period: tuple[str, str]`, (first, last) ISO times,
+    last "" when it goes on, and `data("live")`: the requests of that time, made exactly as the judge split's rows, with nothing from
+    after each one's event time but its label, which is null until the outcome is known and stays null where there never is one.
     """
 
     name: str  # [a-z0-9-]+; the registered model's name

@@ -48,6 +48,8 @@ def problems_of(recipe: Any) -> Iterator[str]:
             yield from check(getattr(recipe, name))
     if not {"slices", "cluster", "target_quality"} & set(wrong):
         yield from _judging_problems(recipe)
+    if hasattr(recipe, "live_period") and "contract" not in wrong:
+        yield from _live_problems(recipe.live_period, recipe.contract)
 
 
 def _method_problems(method: Any, name: str, arguments: int) -> Iterator[str]:
@@ -179,3 +181,19 @@ def _period_problems(period: Mapping[str, tuple[str, str]]) -> Iterator[str]:
         return
     if not ordered:
         yield "contract.period: each split has to start before it ends, and train has to end before judge starts"
+
+
+def _live_problems(period: Any, contract: DataContract) -> Iterator[str]:
+    """What is wrong with when a live split is of; requests that were judged by are no news of a version in service."""
+    try:
+        first, last = period
+        begins = datetime.fromisoformat(first)
+        ends = datetime.fromisoformat(last) if last else datetime.max.replace(tzinfo=begins.tzinfo)
+        judged = datetime.fromisoformat(contract.period["judge"][1])
+        ordered = judged <= begins < ends
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        yield f'live_period has to be (first, last) ISO times, last "" when it goes on ({error!r})'
+        return
+    if not ordered:
+        after = contract.period["judge"][1]
+        yield f"live_period {first} to {last or 'now'} has to begin after the judge split's end ({after}) and end later"

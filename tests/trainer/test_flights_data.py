@@ -192,8 +192,8 @@ def test_cut_short_cache_says_what_to_delete(name: str, small_source: Path) -> N
 
 
 def test_unknown_split_is_refused(small_source: Path) -> None:
-    """There is no third split."""
-    with pytest.raises(DataError, match="Ask for one of: train, judge"):
+    """There are three splits, and no fourth."""
+    with pytest.raises(DataError, match="Ask for one of: train, judge, live"):
         load_split("test")
 
 

@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pandas as pd
 import torch
 
-from trainer.recipe import SPLITS, Batch, cache_folder
+from trainer.recipe import LIVE, SPLITS, Batch, cache_folder
 from trainer.recipes import flights_features, flights_history, flights_source
-from trainer.recipes.flights_features import CATEGORIES, NUMBERS, contract_frame
+from trainer.recipes.flights_features import CATEGORIES, NUMBERS, contract_frame, live_frame
 from trainer.recipes.flights_source import read_tables, source_folder, source_sha256
 from trainer.recipes.prepared import prepared_once
 from validation.canonical import digest, sha256_hex
@@ -21,6 +21,7 @@ from validation.errors import DataError
 
 # [first, last) scheduled departure, New York wall clock
 PERIOD = {"train": ("2013-01-01", "2013-10-01"), "judge": ("2013-10-01", "2013-12-01")}
+LIVE_PERIOD = ("2013-12-01", "2014-01-01")  # what a version that serves is asked; outcomes come in day by day
 FLAGGED = ("plane_age", "temp", "pressure")  # one indicator for each source that can be silent: registry, station, barometer
 CONTINUOUS = len(NUMBERS) - 1 + len(FLAGGED) + 2 + 7  # numbers but the weekday, indicators, the hour on a circle, weekdays one-hot
 FEATURES = CONTINUOUS + len(CATEGORIES)
@@ -95,16 +96,16 @@ class FlightsSplit:
         return len(self.sample_ids)
 
     def batch(self, rows: npt.NDArray[np.int64]) -> Batch:
-        """Fetch rows: inputs (B, FEATURES), labels (B,) 1.0 for late, weights (B,) of one."""
+        """Fetch rows: inputs (B, FEATURES), labels (B,) 1.0 for late (NaN: a live flight that never arrived), weights (B,) of one."""
         inputs, labels = (np.asarray(part[rows]) for part in (self.inputs, self.labels))
         return Batch(torch.from_numpy(inputs), torch.from_numpy(labels), torch.ones(len(labels)))
 
 
 def load_split(split: str) -> FlightsSplit:
-    """Open a split, preparing both on the first call on this machine (some 10 s). Raises DataError when the data cannot be used."""
-    if split not in SPLITS:
-        raise DataError(f"flights has no split '{split}'. Nothing was read. Ask for one of: {', '.join(SPLITS)}.")
-    return FlightsSplit(prepared_folder(), split)
+    """Open a split, preparing it on the first call on this machine (some 10 s). Raises DataError when the data cannot be used."""
+    if split not in (*SPLITS, LIVE):
+        raise DataError(f"flights has no split '{split}'. Nothing was read. Ask for one of: {', '.join((*SPLITS, LIVE))}.")
+    return FlightsSplit(live_folder() if split == LIVE else prepared_folder(), split)
 
 
 def load_encoding() -> Encoding:
@@ -120,11 +121,20 @@ def load_encoding() -> Encoding:
 
 
 def prepared_folder() -> Path:
-    """Folder of the prepared splits, named by the digests of the data and of the code that prepares it."""
+    """Folder of the splits that a release trains on and judges by, named by the digests of the data and of the code that prepares it."""
     source = source_folder()
+    return prepared_once(cache_folder() / f"flights-{_key(source)}", lambda building: _prepare(source, building))
+
+
+def live_folder() -> Path:
+    """Folder of the live split, encoded as the train split taught; a release never reads it."""
+    source = source_folder()
+    return prepared_once(cache_folder() / f"flights-live-{_key(source)}", lambda building: _prepare_live(source, building))
+
+
+def _key(source: Path) -> str:
     code = [sha256_hex(Path(module.__file__ or "").read_bytes()) for module in (flights_source, flights_history, flights_features)]
-    key = digest([source_sha256(source), *code, sha256_hex(Path(__file__).read_bytes())])
-    return prepared_once(cache_folder() / f"flights-{key[:20]}", lambda building: _prepare(source, building))
+    return digest([source_sha256(source), *code, sha256_hex(Path(__file__).read_bytes())])[:20]
 
 
 def _prepare(source: Path, folder: Path) -> None:
@@ -133,10 +143,18 @@ def _prepare(source: Path, folder: Path) -> None:
     encoding = fit_encoding(parts["train"])
     (folder / "encoding.json").write_text(json.dumps(asdict(encoding)))
     for split, part in parts.items():
-        np.save(folder / f"{split}.inputs.npy", encode(part, encoding))
-        np.save(folder / f"{split}.labels.npy", part["late"].to_numpy(np.float32))
-        np.save(folder / f"{split}.ids.npy", part["sample_id"].to_numpy(np.int64))
-        part.drop(columns="sample_id").to_parquet(folder / f"{split}.parquet", index=False)
+        _save(folder, split, part, encoding)
+
+
+def _prepare_live(source: Path, folder: Path) -> None:
+    _save(folder, LIVE, live_frame(read_tables(source)), load_encoding())
+
+
+def _save(folder: Path, split: str, part: pd.DataFrame, encoding: Encoding) -> None:
+    np.save(folder / f"{split}.inputs.npy", encode(part, encoding))
+    np.save(folder / f"{split}.labels.npy", part["late"].to_numpy(np.float32))
+    np.save(folder / f"{split}.ids.npy", part["sample_id"].to_numpy(np.int64))
+    part.drop(columns="sample_id").to_parquet(folder / f"{split}.parquet", index=False)
 
 
 def _broken_cache(folder: Path, error: Exception) -> DataError:

@@ -15,7 +15,8 @@ from trainer.recipes.flights_history import EventLog, Floats, Ints, event_log, w
 from trainer.recipes.flights_source import NEVER, flight_table, weather_before
 
 DATA_YEAR = 2013
-END = pd.Timestamp("2013-12-01")  # December's outcomes mature later: its flights are not read at all
+END = pd.Timestamp("2013-12-01")  # December's outcomes mature later: its flights are neither trained on nor judged, they are live
+LIVE_END = pd.Timestamp("2014-01-01")
 LATE_MINUTES = 15  # the US Department of Transportation's line between on time and late
 CATEGORIES = ("origin", "carrier", "dest", "model")
 PATIENCE = 240  # minutes after which a flight that has not left is taken for cancelled
@@ -96,6 +97,18 @@ def contract_frame(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     flights = flights[flights["departure"] < END].reset_index(drop=True)
     frame = known_at_departure(flights, tables)
     return frame[(flights["landed"] < NEVER).to_numpy()].reset_index(drop=True)
+
+
+def live_frame(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
+    """Columns of every flight from END to LIVE_END as `contract_frame` has them; those that never arrive are asked about too.
+
+    Their label is NaN: it will never be known. Nothing but the label is of after a flight's scheduled departure.
+    """
+    flights = flight_table(tables)
+    flights = flights[flights["departure"] < LIVE_END].reset_index(drop=True)
+    frame = known_at_departure(flights, tables)
+    frame["late"] = frame["late"].where(flights["landed"] < NEVER)
+    return frame[(flights["departure"] >= END).to_numpy()].reset_index(drop=True)
 
 
 def known_at_departure(flights: pd.DataFrame, tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
