@@ -18,9 +18,9 @@ HEALTH_COLUMNS = ("day", "requests", "answered", "latency_p95_ms")
 # fallback on the same row; the probability of the event, or the largest of the classes' probabilities.
 PREDICTION_COLUMNS = ("row_id", "day", "version", "score", "reference_score")
 
-# One row per outcome, and one column (text) for each slice. known: day on which the outcome became known; excluded: why there is no utility
-# although all is known (a flight that was cancelled), "" = there is one; utility and reference_utility: worth of the two decisions on this row,
-# in the recipe's unit; loss (nats), confidence and hit: of the serving version, as trainer.recipe.Outcomes.
+# One row per outcome, and one column (text) for each slice. known: day on which the outcome became known; excluded: why there is no
+# utility although all is known (a flight that was cancelled), "" = there is one; utility and reference_utility: worth of the two
+# decisions on this row, in the recipe's unit; loss (nats), confidence and hit: of the serving version, as trainer.recipe.Outcomes.
 MATURED_COLUMNS = ("row_id", "version", "known", "excluded", "utility", "reference_utility", "loss", "confidence", "hit")
 
 Frame = pd.DataFrame
