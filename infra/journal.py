@@ -163,8 +163,7 @@ def new_release_id(recipe: str, now: datetime, token: str) -> str:
 
 def list_releases(store: ObjectStore, recipe: str | None = None, *, root: str = "releases") -> tuple[str, ...]:
     """Ids of all releases that have a journal, of one recipe if given, oldest first."""
-    keys = store.list(f"{root}/{recipe}-" if recipe else f"{root}/")
-    found = filter(None, (_RELEASE_ID.fullmatch(name) for name in {key.split("/")[1] for key in keys}))
+    found = filter(None, (_RELEASE_ID.fullmatch(name) for name in store.folders(f"{root}/")))
     kept = [match for match in found if recipe in (None, match["recipe"])]
     return tuple(match.string for match in sorted(kept, key=lambda match: (match["day"], match["time"], match.string)))
 

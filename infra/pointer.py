@@ -80,8 +80,7 @@ def admission(store: ObjectStore, model: str, version: str) -> str:
 
 def list_pointers(store: ObjectStore) -> tuple[Pointer, ...]:
     """What serves, for every model that has a pointer, by name."""
-    models = sorted({key.split("/")[1] for key in store.list("models/") if key.endswith("/pointer")})
-    return tuple(pointer for model in models if (pointer := read_pointer(store, model)[0]) is not None)
+    return tuple(pointer for model in store.folders("models/") if (pointer := read_pointer(store, model)[0]) is not None)
 
 
 def pointer_key(model: str) -> str:

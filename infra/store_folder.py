@@ -7,7 +7,7 @@ import secrets
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from infra.store import ANOTHER_BODY, NOT_THE_SAME, checked_key, checked_prefix, conflict, not_found
+from infra.store import ANOTHER_BODY, NOT_THE_SAME, checked_folder, checked_key, checked_prefix, conflict, not_found
 from infra.store_files import file_chunks, other_file, receive, stream_sha256, sync_folder, wrong_upload
 from validation.canonical import sha256_hex
 from validation.errors import ConfigError, StoreError
@@ -56,14 +56,25 @@ class FolderStore:
         with self._explained("read", key):
             return self._path(key).is_file()
 
+    def folders(self, prefix: str) -> list[str]:
+        with self._explained("list", prefix):
+            try:
+                with os.scandir(self.root / checked_folder(prefix)) as entries:
+                    inside = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+            # a writer makes the folder first: without a file in it there is no key yet
+            return sorted(name for name in inside if any(files for _, _, files in os.walk(self.root / prefix / name)))
+
     def list(self, prefix: str) -> list[str]:
         checked_prefix(prefix)
         top = self.root / prefix.rpartition("/")[0]
+        beyond = len(str(self.root)) + 1
         found = []
         with self._explained("list", prefix):
             for folder, folders, names in os.walk(top, onerror=_raise_unless_absent):
                 folders[:] = [name for name in folders if not name.startswith(".")]
-                found += [(Path(folder) / name).relative_to(self.root).as_posix() for name in names]
+                found += [f"{folder}/{name}"[beyond:] for name in names]
         return sorted(key for key in found if key.startswith(prefix))
 
     def put_new(self, key: str, body: bytes) -> None:

@@ -11,7 +11,7 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
 
 from infra.settings import StoreSettings
-from infra.store import ANOTHER_BODY, NOT_THE_SAME, NotFoundError, checked_key, checked_prefix, conflict, not_found
+from infra.store import ANOTHER_BODY, NOT_THE_SAME, NotFoundError, checked_folder, checked_key, checked_prefix, conflict, not_found
 from infra.store_files import CHUNK_BYTES, altered, other_file, receive, stream_sha256, wrong_upload
 from validation.canonical import sha256_hex
 from validation.errors import ConfigError, StoreError
@@ -86,6 +86,15 @@ class S3Store:
         except NotFoundError:
             return False
         return True
+
+    def folders(self, prefix: str) -> list[str]:
+        at = self._prefix + checked_folder(prefix)
+
+        def pages() -> list[str]:
+            walk = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=at, Delimiter="/")
+            return [item["Prefix"].removeprefix(at).rstrip("/") for page in walk for item in page.get("CommonPrefixes", [])]
+
+        return sorted(self._ask(pages, "list", prefix))
 
     def list(self, prefix: str) -> list[str]:
         checked_prefix(prefix)

@@ -499,3 +499,20 @@ def test_a_blob_is_not_a_document() -> None:
     assert get_blob(store, digest) == b"PAR1\xff"
     with pytest.raises(EvidenceError, match="not a JSON object"):
         get_evidence(store, digest)
+
+
+@every_store
+def test_folders_are_the_names_that_keys_go_on_from(store: ObjectStore) -> None:
+    """Only whole names, only one level, and only where a key stands below."""
+    for key in ("releases/b/numbers/0001", "releases/b/numbers/0002", "releases/a/x", "releases/plain", "others/c/x"):
+        store.put_new(key, b"1")
+    store.put_new("releases/gone/x", b"1")
+    store.delete("releases/gone/x")
+
+    assert (store.folders("releases/"), store.folders("releases/b/"), store.folders("absent/")) == (["a", "b"], ["numbers"], [])
+
+
+def test_folders_asks_for_a_folder() -> None:
+    """The beginning of a name would give halves of names."""
+    with pytest.raises(StoreError, match="End it with '/'"):
+        MemoryStore().folders("releases/fl")
