@@ -2,12 +2,14 @@
 
 import pytest
 from helpers_gates import fallback, gate_verdict
+from helpers_people import EVIDENCE, NOW, approval, people, waiver
 from hypothesis import given
 from hypothesis import strategies as st
 
 from validation.decision import decide
 from validation.policy import GATES
 from validation.verdict import Outcome
+from validation.waivers import Approval
 
 PASSED = tuple(gate_verdict(gate) for gate in GATES)
 FALLBACKS = (fallback("last_known_good", "7"), fallback("baseline", "1"))
@@ -113,3 +115,126 @@ def test_promotion_means_that_every_gate_passed(outcomes: list[Outcome]) -> None
     decision = decide(verdicts=verdicts, required=GATES, fallbacks=FALLBACKS)
 
     assert (decision.decision == "promoted") == all(outcome is Outcome.PASS for outcome in outcomes)
+
+
+def test_a_waived_gate_is_a_conditional_pass() -> None:
+    """The candidate serves; who waived what, until when, why and what the gate said are in the decision."""
+    verdicts = tuple(gate_verdict(gate, Outcome.INCONCLUSIVE) if gate == "scaling" else gate_verdict(gate) for gate in GATES)
+    decision = decide(
+        verdicts=verdicts, required=GATES, fallbacks=FALLBACKS, candidate_version="9", people=people(waivers=(waiver(),))
+    )  # fmt: skip
+
+    assert (decision.decision, decision.serving_kind, decision.serving_version) == ("promoted", "candidate", "9")
+    assert decision.reason == (
+        "5 of 6 required gates pass, scaling waived by Ada until 2026-03-20 11:00 UTC: one device is enough for now"
+    )  # fmt: skip
+    assert decision.conditions == (
+        "scaling waived by Ada until 2026-03-20 11:00 UTC: one device is enough for now (scaling is inconclusive: scaling said so)",
+    )
+    assert "`seatrial gate scaling --release flights-20260310-110000-ab12`" in decision.action
+
+
+@pytest.mark.parametrize("outcome", [Outcome.FAIL, Outcome.INCONCLUSIVE])
+@pytest.mark.parametrize("gate", [gate for gate in GATES if gate not in ("scaling", "readiness")])
+def test_a_critical_gate_cannot_be_waived(gate: str, outcome: Outcome) -> None:
+    """Even a signed waiver of its very evidence leaves the refusal, and says that it does not count."""
+    verdicts = tuple(gate_verdict(gate, outcome) if item.gate == gate else item for item in PASSED)
+    said = people(waivers=(waiver(gate=gate, evidence="e" * 64),), evidence={gate: "e" * 64})
+    decision = decide(verdicts=verdicts, required=GATES, fallbacks=FALLBACKS, people=said)
+
+    assert decision.decision == "fell_back"
+    assert f"the waiver of {gate} by Ada does not count: the policy lets nobody waive {gate}" in decision.reason
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "said"),
+    [
+        pytest.param((), {}, id="missing"),
+        pytest.param((gate_verdict("scaling", Outcome.FAIL), gate_verdict("scaling", Outcome.FAIL)), {}, id="two-verdicts"),
+        pytest.param((gate_verdict("scaling", Outcome.FAIL),), {"evidence": {"scaling": "0" * 64}}, id="held-again"),
+        pytest.param((gate_verdict("scaling", Outcome.FAIL),), {"now": "2026-03-21T00:00:00+00:00"}, id="expired"),
+        pytest.param((gate_verdict("scaling", Outcome.FAIL),), {"now": "nan"}, id="no-clock"),
+    ],
+)
+def test_a_waiver_never_stands_in_for_evidence(verdicts: tuple, said: dict) -> None:  # type: ignore[type-arg]
+    """A missing gate, two verdicts, other evidence or a waiver past its day refuse as before, and say why it does not count."""
+    decision = decide(
+        verdicts=(*verdicts, gate_verdict("readiness")), required=("scaling", "readiness"), fallbacks=FALLBACKS,
+        people=people(waivers=(waiver(),), **said),
+    )  # fmt: skip
+
+    assert decision.decision == "fell_back"
+    assert "does not count" in decision.reason
+
+
+def test_a_missed_control_of_a_waived_gate_stays_visible() -> None:
+    """A waiver of a blind gate says so among the conditions."""
+    verdicts = (gate_verdict("scaling", caught=False), gate_verdict("readiness"))
+    decision = decide(
+        verdicts=verdicts, required=("scaling", "readiness"), fallbacks=FALLBACKS, people=people(waivers=(waiver(),))
+    )  # fmt: skip
+
+    assert decision.decision == "promoted"
+    assert "its positive control was missed" in decision.conditions[0]
+
+
+def test_a_waiver_of_everything_promotes_nothing() -> None:
+    """Somebody other than the one who waives has to speak for the candidate."""
+    verdicts = (gate_verdict("scaling", Outcome.FAIL),)
+    decision = decide(verdicts=verdicts, required=("scaling",), fallbacks=FALLBACKS, people=people(waivers=(waiver(),)))
+
+    assert decision.decision == "fell_back"
+    assert decision.reason == "every required gate is waived, so nothing speaks for the candidate"
+
+
+def test_a_release_waits_for_a_person() -> None:
+    """Held, what serves stays, and the command that answers stands in the action."""
+    decision = decide(verdicts=PASSED, required=GATES, fallbacks=FALLBACKS, candidate_version="9", people=people(asked=True))
+
+    assert (decision.decision, decision.serving_kind, decision.serving_version) == ("held", "last_known_good", "7")
+    assert decision.reason.endswith("; waits for a person")
+    assert decision.action.startswith("`seatrial approve flights-20260310-110000-ab12 --by NAME --reason ...` (or --refuse), within 7 days")
+
+
+def test_what_serves_while_a_person_is_waited_for_is_told_as_it_is() -> None:
+    """A fallback that does not load is not named when something else serves."""
+    said = people(asked=True, serving_kind="candidate", serving_version="8")
+    decision = decide(verdicts=PASSED, required=GATES, fallbacks=FALLBACKS, candidate_version="9", people=said)
+
+    assert (decision.decision, decision.serving_kind, decision.serving_version) == ("held", "candidate", "8")
+
+
+def test_a_persons_yes_promotes_and_is_quoted() -> None:
+    """Name, time and reason stand in the decision."""
+    said = people(asked=True, approval=approval())
+    decision = decide(verdicts=PASSED, required=GATES, fallbacks=FALLBACKS, candidate_version="9", people=said)
+
+    assert (decision.decision, decision.serving_version) == ("promoted", "9")
+    assert decision.reason.endswith("; approved by Grace on 2026-03-10 11:00 UTC: read the report")
+
+
+def test_a_persons_no_falls_back_with_their_reason() -> None:
+    """All gates pass, and still what serves goes on serving."""
+    said = people(asked=True, approval=approval(approved=False, reason="a freeze until Monday"))
+    decision = decide(verdicts=PASSED, required=GATES, fallbacks=FALLBACKS, people=said)
+
+    assert (decision.decision, decision.serving_kind, decision.serving_version) == ("fell_back", "last_known_good", "7")
+    assert decision.reason.startswith("refused by Grace on 2026-03-10 11:00 UTC: a freeze until Monday")
+
+
+@pytest.mark.parametrize("said", [approval(expires_at=NOW), approval(basis="0" * 64), approval(made_at="2027-01-01T00:00:00+00:00")])
+def test_a_yes_that_does_not_count_waits_for_a_new_one(said: Approval) -> None:
+    """Expired, of other evidence or from a clock that jumped: the release is held."""
+    assert decide(verdicts=PASSED, required=GATES, fallbacks=FALLBACKS, people=people(asked=True, approval=said)).decision == "held"
+
+
+@given(st.lists(st.sampled_from(list(Outcome)), min_size=len(GATES), max_size=len(GATES)), st.booleans(), st.booleans())
+def test_no_word_of_a_person_turns_a_critical_gate(outcomes: list[Outcome], is_approved: bool, asked: bool) -> None:
+    """Over all outcomes and with both waivable gates waived: promoted means that every critical gate passed and nobody has to be asked."""
+    verdicts = [gate_verdict(gate, outcome) for gate, outcome in zip(GATES, outcomes, strict=True)]
+    both = (waiver(), waiver(gate="readiness", evidence=EVIDENCE["readiness"]))
+    said = people(asked=asked, waivers=both, approval=approval() if is_approved else None)
+    decision = decide(verdicts=verdicts, required=GATES, fallbacks=FALLBACKS, people=said)
+    critical = [v.outcome is Outcome.PASS for v in verdicts if v.gate not in ("scaling", "readiness")]
+
+    assert (decision.decision == "promoted") == (all(critical) and (is_approved or not asked))
