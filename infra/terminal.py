@@ -107,7 +107,8 @@ def _gates(document: Mapping[str, Any]) -> RenderableType:
         why = refusing[0] if refusing else str(gate.get("reason", ""))
         seconds = gate.get("seconds")
         time = duration(float(seconds)) if isinstance(seconds, int | float) else str(seconds or "")
-        table.add_row(Text(str(gate.get("name", "?"))), _outcome(gate), Text(cut(said(why), TOLD_CHARS)), Text(time))
+        earlier = (document.get("attempts") or {}).get(gate.get("name"), ())[:-1]
+        table.add_row(Text(str(gate.get("name", "?"))), _outcome(gate, earlier), Text(cut(said(why), TOLD_CHARS)), Text(time))
     for name in document.get("not_run", ()):
         table.add_row(Text(str(name)), Text("not run", style="dim"))
     return Padding(table, (1, 0))
@@ -134,10 +135,12 @@ def _clause(item: Mapping[str, Any]) -> str:
     return in_brief(known)
 
 
-def _outcome(gate: Mapping[str, Any]) -> Text:
+def _outcome(gate: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ()) -> Text:
+    """The outcome in its colour, and what became of the attempts before it."""
     word, style = OUTCOMES.get(str(gate.get("outcome")), (str(gate.get("outcome", "missing")), "yellow"))
     attempt = f"\non attempt {gate['attempt']}" if gate.get("attempt", 1) != 1 else ""
-    return Text(f"{word}{attempt}{', reused' if gate.get('reused') else ''}", style=style)
+    told = "".join(f"\nattempt {item.get('attempt')}: {OUTCOMES.get(str(item.get('outcome')), ('?', ''))[0]}" for item in earlier)
+    return Text.assemble((f"{word}{attempt}{', reused' if gate.get('reused') else ''}", style), (told, "dim"))
 
 
 def _problems(document: Mapping[str, Any], rest: str = "all in the report") -> list[RenderableType]:

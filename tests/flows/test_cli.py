@@ -9,7 +9,7 @@ from flows.cli import _people, main
 
 Capture = pytest.CaptureFixture[str]
 Patch = pytest.MonkeyPatch
-EMPTY_STORE = {"serving": [], "releases": []}
+EMPTY_STORE = {"serving": [], "releases": [], "acts": []}
 
 
 @pytest.fixture(autouse=True)
