@@ -61,12 +61,14 @@ def log_model(
     arguments: Mapping[str, Any],
     example: str,
     example_arguments: Mapping[str, Any],
+    tags: Mapping[str, str] | None = None,
     tracking_uri: str = "",
 ) -> RegisteredVersion:
     """Export a serving module as pt2, log it to a run and register it as a version without any alias.
 
     Args: name: registered model; artifact: name of the logged model within the run; builder: "module:function" that returns the
     nn.Module for `arguments`; example: "module:function" that returns at least two rows of its inputs, (rows, ...);
+    tags: of the version, there from its first moment: `Registry.find_version` finds by them what a killed process registered;
     tracking_uri: "" = MLFLOW_TRACKING_URI.
     Raises: RecipeError when the module cannot be exported, or its answer to a row depends on the batch around it.
     """
@@ -93,7 +95,7 @@ def log_model(
                 "registered. Make its forward traceable by torch.export: no branches on values, no Python side effects."
             ) from error
         files_sha256 = _examined(info.model_uri, inputs, builder)
-    made = mlflow.register_model(info.model_uri, name, tags={FILES_TAG: files_sha256})
+    made = mlflow.register_model(info.model_uri, name, tags={**(tags or {}), FILES_TAG: files_sha256})
     version = str(made.version)
     return RegisteredVersion(model=name, version=version, run_id=run_id, model_uri=version_uri(name, version), sha256=files_sha256)
 
@@ -117,6 +119,49 @@ def load_and_predict(
     rows = np.ascontiguousarray(inputs)
     scores = _scores(model, rows, model_uri)
     return Prediction(scores=scores, latency_ms=_latencies(model, rows, latency_calls))
+
+
+def load_and_answer(model_uri: str, *, sha256: str, tracking_uri: str = "") -> int:
+    """Load a registered model from files with this sha256 and ask it for scores of the example it was registered with; returns the rows.
+
+    Needs nothing of the recipe, so that an old version can be tried when the recipe's code is broken or gone.
+    Raises: EvidenceError when the files are others, hold no example, or the scores are not finite or not one a row.
+    """
+    import mlflow
+
+    if tracking_uri:
+        mlflow.set_tracking_uri(tracking_uri)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = _downloaded(model_uri, scratch)
+        _demand_unaltered(model_uri, folder, sha256)
+        model = _loaded(folder)
+        example = model.input_example
+    if example is None:
+        raise EvidenceError(f"{model_uri} was registered without an example of its inputs, so it cannot be tried. Serve another version.")
+    return len(_scores(model, np.ascontiguousarray(example), model_uri))
+
+
+def files_sha256(model_uri: str, *, tracking_uri: str = "") -> str:
+    """Digest of a registered model's files as they lie there now, never loaded; "" when there are none.
+
+    Raises: StoreError when they cannot be read: whether they are still there is not known then.
+    """
+    import mlflow
+    from mlflow.artifacts import list_artifacts
+    from mlflow.exceptions import MlflowException
+
+    if tracking_uri:
+        mlflow.set_tracking_uri(tracking_uri)
+    with tempfile.TemporaryDirectory() as scratch:
+        try:
+            folder = _downloaded(model_uri, scratch)
+        except StoreError:
+            with contextlib.suppress(MlflowException, OSError):
+                if not list_artifacts(artifact_uri=model_uri):
+                    return ""
+            raise
+        held = any(path.is_file() and path.name != _REWRITTEN for path in folder.rglob("*"))
+        return _digest_of(folder) if held else ""
 
 
 def _resolved(path: str) -> Callable[..., Any]:

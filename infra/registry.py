@@ -5,28 +5,56 @@ MLflow's aliases have no compare-and-set, so they are a view: the pointer (infra
 """
 
 import contextlib
+import json
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from infra.export import FILES_TAG as FILES_TAG
 from infra.export import Prediction as Prediction
 from infra.export import RegisteredVersion as RegisteredVersion
+from infra.export import files_sha256
 from infra.export import load_and_predict as load_and_predict
 from infra.export import log_model as log_model
 from infra.export import version_uri as version_uri
-from infra.pointer import Pointer
+from infra.pointer import Pointer, read_pointer
 from infra.settings import RegistrySettings
-from validation.errors import ConfigError, StoreError
+from infra.store import ObjectStore
+from validation.errors import ConfigError, ConflictError, StoreError
 
 if TYPE_CHECKING:
-    from mlflow.entities.model_registry import ModelVersion
+    from mlflow.entities.model_registry import ModelVersion, RegisteredModel
+    from mlflow.exceptions import MlflowException
 
 ALIASES = ("champion", "last-known-good", "baseline")
+STATUS_TAG, REASON_TAG = "status", "status_reason"  # of a version: promoted, refused, baseline, rolled_back or abandoned, and why
+MIRROR_TAG = "sea_trial.aliases"  # of a model: what `mirror` last set, so that an alias that lags is told from one moved by hand
 
+_SETTLE_TRIES = 5  # each lost one means that somebody else moved an alias between our writing and our reading
 _DESCRIPTION_LIMIT = 5000  # characters; the column's width in MLflow's own schema, enforced by PostgreSQL
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionPage:
+    """A version as its page shows it."""
+
+    version: str
+    run_id: str
+    status: str  # STATUS_TAG; "" = nothing was said of it
+    description: str
+    tags: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mirrored:
+    """What `mirror` last wrote, or was about to write when its process died."""
+
+    sequence: int  # of the pointer; 0 = never
+    after: Mapping[str, str]  # alias -> version, as the pointer had it
+    before: Mapping[str, str]  # what stood there; empty once every alias was read back
 
 
 class Registry:
@@ -112,24 +140,43 @@ class Registry:
 
     def aliases(self, model: str) -> dict[str, str]:
         """Alias -> version, of ALIASES only; empty when the model is not registered."""
+        found = self.all_aliases(model)
+        return {alias: found[alias] for alias in ALIASES if alias in found}
+
+    def all_aliases(self, model: str) -> dict[str, str]:
+        """Alias -> version, those that people made included; empty when the model is not registered."""
         with _explained(f"read the aliases of {model}"):
-            if not self._client.search_registered_models(f"name = '{model}'"):
-                return {}
-            found = self._client.get_registered_model(model).aliases
-        return {alias: str(found[alias]) for alias in ALIASES if alias in found}
+            found = self._model(model)
+            return {} if found is None else {alias: str(version) for alias, version in found.aliases.items()}
+
+    def mirrored(self, model: str) -> Mirrored:
+        """What `mirror` last made of the aliases."""
+        with _explained(f"read the tags of {model}"):
+            return _mirrored(self._model(model))
 
     def mirror(self, pointer: Pointer) -> tuple[str, ...]:
-        """Make the aliases say what the pointer says; returns the aliases that had to be changed."""
-        wanted = pointer_aliases(pointer)
-        present = self.aliases(pointer.model)
-        changed = tuple(alias for alias in ALIASES if wanted.get(alias) != present.get(alias))
-        with _explained(f"set the aliases of {pointer.model}"):
-            for alias in changed:
-                if alias in wanted:
-                    self._client.set_registered_model_alias(pointer.model, alias, wanted[alias])
-                else:
-                    self._client.delete_registered_model_alias(pointer.model, alias)
-        return changed
+        """Make the aliases say what the pointer says, read back; returns the aliases that had to be changed.
+
+        A version that is not registered any more gets no alias: `seatrial reconcile` says so and mends the pointer.
+        Raises: StoreError when there is no such model; ConflictError when somebody else keeps moving them.
+        """
+        wanted, changed = pointer_aliases(pointer), set[str]()
+        for _ in range(_SETTLE_TRIES):
+            with _explained(f"set the aliases of {pointer.model}"):
+                found = self._client.get_registered_model(pointer.model)
+                present = {alias: str(version) for alias, version in found.aliases.items() if alias in ALIASES}
+                wrong = [alias for alias in ALIASES if wanted.get(alias) != present.get(alias)]
+                self._note(found, Mirrored(sequence=pointer.sequence, after=wanted, before=present if wrong else {}))
+                for alias in wrong:
+                    if not self._point(pointer.model, alias, wanted.get(alias, "")):
+                        del wanted[alias]
+            if not wrong:
+                return tuple(alias for alias in ALIASES if alias in changed)
+            changed |= {alias for alias in wrong if wanted.get(alias) != present.get(alias)}
+        raise ConflictError(
+            f"the aliases of {pointer.model} did not stay as they were set, {_SETTLE_TRIES} times. Somebody else moves them in the "
+            "registry. What serves is the pointer, which is not touched by that. Let them end, then run `seatrial reconcile`."
+        )
 
     def by_alias(self, model: str, alias: str) -> RegisteredVersion | None:
         """The version an alias names, or None."""
@@ -146,6 +193,75 @@ class Registry:
         with _explained(f"list the versions of {model}"):
             found = list(self._client.search_model_versions(f"name = '{model}'"))
         return tuple(_registered(item) for item in sorted(found, key=lambda item: int(item.version)))
+
+    def pages(self, model: str) -> tuple[VersionPage, ...]:
+        """Every version that was not deleted, with its status and description, oldest first."""
+        with _explained(f"list the versions of {model}"):
+            found = sorted(self._client.search_model_versions(f"name = '{model}'"), key=lambda item: int(item.version))
+        return tuple(
+            VersionPage(
+                version=str(item.version), run_id=item.run_id or "", status=item.tags.get(STATUS_TAG, ""),
+                description=item.description or "", tags=dict(item.tags),
+            )
+            for item in found
+        )  # fmt: skip
+
+    def find_version(self, model: str, *, run_id: str, tags: Mapping[str, str]) -> RegisteredVersion | None:
+        """The version that a run registered with these tags (infra/export.py: log_model), or None.
+
+        A process that was killed after it registered left the version behind: found again, it is not registered twice. Of several the
+        oldest, which every process that looks finds.
+        """
+        for page in self.pages(model):
+            if page.run_id == run_id and all(page.tags.get(name) == value for name, value in tags.items()):
+                return self.version(model, page.version)
+        return None
+
+    def mark(self, model: str, version: str, status: str, reason: str = "") -> None:
+        """Say on a version's page what became of it: "rolled_back", "abandoned", ..."""
+        self.tag(model, version, {STATUS_TAG: status, REASON_TAG: reason})
+
+    def tag(self, model: str, version: str, tags: Mapping[str, str]) -> None:
+        """Set tags of a version; its description stays."""
+        with _explained(f"tag {model} version {version}"):
+            for name, value in tags.items():
+                self._client.set_model_version_tag(model, version, name, str(value))
+
+    def files(self, model: str, version: str) -> str:
+        """sha256 of a version's files as they lie there now; "" when they are gone. Raises StoreError when they cannot be read."""
+        with _explained(f"read the files of {model} version {version}"):
+            return files_sha256(version_uri(model, version), tracking_uri=self.tracking_uri)
+
+    def run_note(self, run_id: str) -> str:
+        """The text on a run's page: what `publish` also put on the version's; "" when there is none."""
+        with _explained(f"read run {run_id}"):
+            return str(self._client.get_run(run_id).data.tags.get("mlflow.note.content", ""))
+
+    def _model(self, model: str) -> "RegisteredModel | None":
+        if not self._client.search_registered_models(f"name = '{model}'"):
+            return None
+        return self._client.get_registered_model(model)
+
+    def _note(self, found: "RegisteredModel", mirrored: Mirrored) -> None:
+        """Write down what is being mirrored before the first alias is set, and that it is done after all were read back."""
+        if _mirrored(found) != mirrored:
+            body = {"sequence": mirrored.sequence, "after": dict(mirrored.after), "before": dict(mirrored.before)}
+            self._client.set_registered_model_tag(found.name, MIRROR_TAG, json.dumps(body, sort_keys=True))
+
+    def _point(self, model: str, alias: str, version: str) -> bool:
+        """Set an alias, or remove it for ""; False when the version is not registered any more."""
+        from mlflow.exceptions import MlflowException
+
+        try:
+            if version:
+                self._client.set_registered_model_alias(model, alias, version)
+            else:
+                self._client.delete_registered_model_alias(model, alias)
+        except MlflowException as error:
+            if version and _is_absent(error):
+                return False
+            raise
+        return True
 
     def _ensure_experiment(self, name: str, artifacts: str) -> str:
         from mlflow.exceptions import MlflowException
@@ -167,6 +283,39 @@ def pointer_aliases(pointer: Pointer) -> dict[str, str]:
     """Alias -> version as the pointer has it; an empty version has no alias."""
     wanted = dict(zip(ALIASES, (pointer.serving_version, pointer.last_known_good, pointer.baseline), strict=True))
     return {alias: version for alias, version in wanted.items() if version}
+
+
+def mirror_current(registry: Registry, store: ObjectStore, model: str) -> tuple[str, ...]:
+    """Make the aliases say what serves now, however the pointer moves meanwhile; returns those that had to be changed.
+
+    Of two processes that mirror two pointers at once, the one with the older pointer may write last; reading the pointer again afterwards
+    makes it see that and write anew.
+    """
+    changed: dict[str, None] = {}
+    pointer, _ = read_pointer(store, model)
+    for _ in range(_SETTLE_TRIES):
+        if pointer is None:
+            return ()
+        changed |= dict.fromkeys(registry.mirror(pointer))
+        mirrored, (pointer, _) = pointer, read_pointer(store, model)
+        if pointer == mirrored:
+            return tuple(changed)
+    raise ConflictError(
+        f"the pointer of {model} moved {_SETTLE_TRIES} times while its aliases were set, so they may lag behind it. What serves is the "
+        "pointer. Run `seatrial reconcile` when the releases that move it have ended."
+    )
+
+
+def _mirrored(found: "RegisteredModel | None") -> Mirrored:
+    try:
+        said = json.loads(found.tags[MIRROR_TAG]) if found is not None else {}
+        return Mirrored(sequence=int(said["sequence"]), after=dict(said["after"]), before=dict(said["before"]))
+    except (KeyError, ValueError, TypeError):  # never mirrored, or edited by hand: then nothing is known of it
+        return Mirrored(sequence=0, after={}, before={})
+
+
+def _is_absent(error: "MlflowException") -> bool:
+    return str(error.error_code) == "RESOURCE_DOES_NOT_EXIST"
 
 
 def _registered(found: "ModelVersion") -> RegisteredVersion:
