@@ -106,7 +106,8 @@ class Recipe(Protocol):
 
     A recipe whose models are watched in service (docs/monitoring.md) also has `live_period: tuple[str, str]`, (first, last) ISO times,
     last "" when it goes on, and `data("live")`: the requests of that time, made exactly as the judge split's rows, with nothing from
-    after each one's event time but its label, which is null until the outcome is known and stays null where there never is one.
+    after each one's event time but its label, null until the outcome is known, and, where there never is one, the reason for that in the
+    text column `excluded`.
     """
 
     name: str  # [a-z0-9-]+; the registered model's name

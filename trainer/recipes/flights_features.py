@@ -102,12 +102,14 @@ def contract_frame(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
 def live_frame(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame:
     """Columns of every flight from END to LIVE_END as `contract_frame` has them; those that never arrive are asked about too.
 
-    Their label is NaN: it will never be known. Nothing but the label is of after a flight's scheduled departure.
+    Their label is NaN, and `excluded` says why. Nothing but these two is of after a flight's scheduled departure.
     """
     flights = flight_table(tables)
     flights = flights[flights["departure"] < LIVE_END].reset_index(drop=True)
     frame = known_at_departure(flights, tables)
-    frame["late"] = frame["late"].where(flights["landed"] < NEVER)
+    arrived = (flights["landed"] < NEVER).to_numpy()
+    never = np.where(flights["left"] < NEVER, "diverted", "cancelled")
+    frame = frame.assign(late=frame["late"].where(arrived), excluded=np.where(arrived, "", never))
     return frame[(flights["departure"] >= END).to_numpy()].reset_index(drop=True)
 
 
