@@ -51,7 +51,7 @@ class MonitorRecords:
     today: str  # last day that is over
     utility_unit: str
     utility_scale: float  # standard deviation of the fallback's utility on the release's judge split: fixed before the first prediction
-    slices: tuple[str, ...]  # slice columns of `matured`
+    slices: Mapping[str, tuple[str, ...]]  # slice column of `matured` -> its values on the judge split; any other value is "(new)"
     health: Frame  # HEALTH_COLUMNS
     predictions: Frame  # PREDICTION_COLUMNS
     matured: Frame  # MATURED_COLUMNS and the slice columns

@@ -1,0 +1,153 @@
+"""Have the inputs, or the scores, moved away from what the model was made on? The population stability index, from counts.
+
+    PSI = sum over bins of (p - q) * ln(p / q)        p, q: shares served and in the reference
+
+dimensionless, 0 when the shares agree; credit scoring reads 0.1 to 0.25 as some and more than 0.25 as a major shift (Siddiqi, "Credit Risk
+Scorecards", 2006). Two corrections make it usable day by day: half a row is added to every bin, so that an empty one is no infinity; and
+under no change PSI / (1/n + 1/m) is about chi-squared with bins - 1 degrees of freedom (Yurdakul and Naranjo, "Statistical properties of
+the population stability index", Journal of Risk Model Validation 14, 2020), so a few rows show a large index by chance alone: what chance
+gives is subtracted (in the mean, bins - 1 times 1/n + 1/m), and an index within its 99 % quantile is no drift.
+
+A window is a whole week: weekdays differ, and a column that says the weekday would drift every day. Limits: one column at a time, so a
+change of what belongs together is not seen; rows that are not independent (one day's weather) spread more than chi-squared says.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from scipy import stats
+
+from validation.served import ColumnCounts
+
+BINS = 10  # quantiles of the reference: each holds a tenth of it, the custom behind the limit of 0.25
+VALUES = 20  # of a category: the most frequent ones, the rest is one bin
+OTHER = "(other)"
+WINDOW_DAYS = 7
+CHANCE = 0.99  # an index below this quantile of what no change gives is not called drift
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drift:
+    """One column over a window of days."""
+
+    column: str
+    rows: int  # with a value
+    index: float  # PSI less what chance gives in the mean, at least 0; NaN without rows
+    is_chance: bool  # no larger than no change would give in 99 of 100 windows
+    missing_share: float  # of the last day; NaN without rows
+    missing_rows: tuple[int, int]  # of the last day: without a value, all
+    reference_missing_share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bins:
+    """A column's bins, set where the model was made and kept with it, and how many rows fell into each there."""
+
+    name: str
+    is_number: bool
+    edges: tuple[float, ...]  # inner ones, of a number
+    names: tuple[str, ...]  # what falls into each; of a category its values
+    reference: tuple[int, ...]  # rows a bin
+    reference_missing: int  # rows without a value
+
+
+def count_column(name: str, reference: pd.Series, served: pd.Series, days: pd.Series) -> ColumnCounts:
+    """Count a column's rows over bins that the reference sets: quantiles of a number, the most frequent values of anything else.
+
+    Args: reference, values where the model was made; served and days, a value and its day for each row served. Infinity is a value.
+    """
+    bins = reference_bins(name, reference)
+    return counted(bins, served_counts(bins, served, days))
+
+
+def reference_bins(name: str, reference: pd.Series) -> Bins:
+    """Bins of a column, and the reference's rows in them."""
+    is_number = pd.api.types.is_numeric_dtype(reference) and not pd.api.types.is_bool_dtype(reference)
+    edges = _edges(reference) if is_number else np.empty(0)
+    values = () if is_number else tuple(str(value) for value in reference.dropna().astype(str).value_counts().index[:VALUES])
+    names = _interval_names(edges) if is_number else (*values, OTHER)
+    codes = _codes_of_numbers(reference, edges) if is_number else _codes_of_values(reference, names)
+    return Bins(
+        name=name, is_number=is_number, edges=tuple(edges.tolist()), names=names, reference=_counts(codes, len(names)),
+        reference_missing=int((codes < 0).sum()),
+    )  # fmt: skip
+
+
+def served_counts(bins: Bins, served: pd.Series, days: pd.Series) -> dict[str, tuple[tuple[int, ...], int]]:
+    """Rows served, day by day: how many fell into each bin, and how many had no value."""
+    codes = _codes_of_numbers(served, np.asarray(bins.edges)) if bins.is_number else _codes_of_values(served, bins.names)
+    by_day = {str(day): codes[places] for day, places in pd.Series(days.to_numpy()).groupby(days.to_numpy()).indices.items()}
+    return {day: (_counts(found, len(bins.names)), int((found < 0).sum())) for day, found in by_day.items()}
+
+
+def counted(bins: Bins, by_day: Mapping[str, tuple[tuple[int, ...], int]]) -> ColumnCounts:
+    """Bins and what `served_counts` found, as the monitor judges them."""
+    return ColumnCounts(
+        name=bins.name, bins=bins.names, reference=bins.reference, reference_missing=bins.reference_missing,
+        served={day: counts for day, (counts, _) in by_day.items()}, served_missing={day: missing for day, (_, missing) in by_day.items()},
+    )  # fmt: skip
+
+
+def stability_index(reference: Sequence[int], served: Sequence[int]) -> float:
+    """PSI of two counts over the same bins, half a row added to each bin; NaN when either has no row."""
+    if not sum(reference) or not sum(served):
+        return float("nan")
+    q, p = ((np.asarray(counts, np.float64) + 0.5) / (sum(counts) + 0.5 * len(counts)) for counts in (reference, served))
+    return float(((p - q) * np.log(p / q)).sum())
+
+
+def chance_index(bins: int, reference_rows: int, served_rows: int) -> tuple[float, float]:
+    """PSI that no change gives: its mean, and its 99 % quantile."""
+    scale = 1 / max(reference_rows, 1) + 1 / max(served_rows, 1)
+    freedom = max(bins - 1, 1)
+    return freedom * scale, float(stats.chi2.ppf(CHANCE, freedom)) * scale
+
+
+def measure_drift(column: ColumnCounts, today: str) -> Drift:
+    """The drift of a column over the week that ends today, and today's missing values."""
+    first = str(np.datetime64(today) - np.timedelta64(WINDOW_DAYS - 1, "D"))
+    window = [counts for day, counts in column.served.items() if first <= day <= today]
+    served = np.asarray([[0] * len(column.bins), *window], np.int64).sum(axis=0)
+    # a bin that neither has is no bin: "(other)" of a closed category
+    kept = (served + np.asarray(column.reference)) > 0
+    counts = np.asarray(column.reference)[kept].tolist(), served[kept].tolist()
+    found = stability_index(*counts)
+    mean, quantile = chance_index(int(kept.sum()), sum(counts[0]), sum(counts[1]))
+    missing, present = column.served_missing.get(today, 0), sum(column.served.get(today, ()))
+    trained = sum(column.reference) + column.reference_missing
+    return Drift(
+        column=column.name, rows=sum(counts[1]), index=float(np.maximum(found - mean, 0.0)), is_chance=not found > quantile,
+        missing_share=missing / (missing + present) if missing + present else float("nan"), missing_rows=(missing, missing + present),
+        reference_missing_share=column.reference_missing / trained if trained else 0.0,
+    )  # fmt: skip
+
+
+def _edges(reference: pd.Series) -> npt.NDArray[np.float64]:
+    """Inner edges: quantiles, each once. A column with few values (0 or 1, hours) gets a bin a value."""
+    values = reference.dropna().to_numpy(np.float64)
+    distinct = np.unique(values)
+    if len(distinct) <= BINS:
+        return (distinct[:-1] + distinct[1:]) / 2
+    return np.asarray(np.unique(np.quantile(values, np.arange(1, BINS) / BINS)), np.float64)
+
+
+def _interval_names(edges: npt.NDArray[np.float64]) -> tuple[str, ...]:
+    ends = ["-inf", *(f"{edge:.6g}" for edge in edges), "inf"]
+    return tuple(f"({low}, {high}]" for low, high in itertools.pairwise(ends))
+
+
+def _codes_of_numbers(values: pd.Series, edges: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    numbers = pd.to_numeric(values, errors="coerce").to_numpy(np.float64, na_value=np.nan)
+    return np.where(np.isnan(numbers), -1, np.searchsorted(edges, numbers, side="left")).astype(np.int64)
+
+
+def _codes_of_values(values: pd.Series, names: Sequence[str]) -> npt.NDArray[np.int64]:
+    found = pd.Index(names[:-1]).get_indexer(pd.Index(values.astype(str)))
+    return np.where(values.isna(), -1, np.where(found < 0, len(names) - 1, found)).astype(np.int64)
+
+
+def _counts(codes: npt.NDArray[np.int64], size: int) -> tuple[int, ...]:
+    return tuple(int(count) for count in np.bincount(codes[codes >= 0], minlength=size))
