@@ -14,12 +14,12 @@ half on the first day and 1 / 2s(s+1) on day s, so that a version that was good 
 its good weeks lost (the e-detectors of Shin, Ramdas and Rinaldo, 2023, with weights that add up to 1, which keeps the promise for ever). A
 mean of supermartingales is one; nothing is tuned on the data.
 
-The unit of a bet is a block: a day, or as many days as it takes to have enough rows. Rows of one day share its weather; nothing is assumed
-of them, since only their mean is used and no larger sample size is claimed. Two things are assumed. Across blocks: the mean GIVEN THE PAST is
-what must not be below the limit, so spells of bad days that announce one another count against a version; the margin is what shelters a
-version that is as good as its fallback. And a day's gain counts at most m, as much as the loss that is tolerated: one splendid day does not
-buy many bad ones. Without a cap the bets would have to fear one day's worst possible gain, and a month could never prove anything.
-benchmarks/monitor_replays.py measures what these assumptions are worth when they do not quite hold.
+The unit of a bet is a block: a day, or as many days as it takes to have enough rows. Rows of one day share its weather; nothing is
+assumed of them, since only their mean is used and no larger sample size is claimed. Two things are assumed. Across blocks: the mean GIVEN
+THE PAST is what must not be below the limit, so spells of bad days that announce one another count against a version; the margin is what
+shelters a version that is as good as its fallback. And a day's gain counts at most m, as much as the loss that is tolerated: one splendid
+day does not buy many bad ones. Without a cap the bets would have to fear one day's worst possible gain, and a month could never prove
+anything. benchmarks/monitor_replays.py measures what these assumptions are worth when they do not quite hold.
 """
 
 import itertools
@@ -90,7 +90,7 @@ def confidence_sequence(values: Floats, *, margin: float, alpha: float) -> tuple
 
 def _upper(values: Floats, *, margin: float, alpha: float) -> Floats:
     """Upper ends (T,): the purse against a limit grows with the limit, so those that are not ruled out are an interval."""
-    limits = margin * np.arange(DEEPEST, 1.0, RESOLUTION)
+    limits = margin * np.arange(round(DEEPEST / RESOLUTION), round(1 / RESOLUTION)) * RESOLUTION
     purses = log_purse(np.broadcast_to(values, (len(limits), len(values))), margin=margin, limit=limits[:, None])
     ruled_out = np.maximum.accumulate(purses >= -np.log(alpha), axis=1)
     first = np.where(ruled_out.any(axis=0), ruled_out.argmax(axis=0), len(limits))

@@ -12,6 +12,7 @@ A window is a whole week: weekdays differ, and a column that says the weekday wo
 change of what belongs together is not seen; rows that are not independent (one day's weather) spread more than chi-squared says.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -130,7 +131,7 @@ def _edges(reference: pd.Series) -> npt.NDArray[np.float64]:
     values = reference.dropna().to_numpy(np.float64)
     distinct = np.unique(values)
     if len(distinct) <= BINS:
-        return (distinct[:-1] + distinct[1:]) / 2
+        return np.asarray((distinct[:-1] + distinct[1:]) / 2, np.float64)
     return np.asarray(np.unique(np.quantile(values, np.arange(1, BINS) / BINS)), np.float64)
 
 
