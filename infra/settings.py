@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, Field, ValidationError, model_validator
+from pydantic import AfterValidator, Field, SecretStr, ValidationError, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from validation.errors import ConfigError
@@ -86,13 +86,22 @@ class SigningSettings(HomeSettings):
     allow_development_key: bool = True  # production says false: neither signs nor is trusted then
 
 
+class DeviceSettings(HomeSettings):
+    """This machine's devices: one release's gate at a time (docs/reruns.md)."""
+
+    # the same file for every home and user of the machine, so not under TMPDIR; one file for each set of devices
+    device_lock: Folder = Path("/tmp/sea-trial-devices.lock")
+    device_wait_s: float = Field(86_400.0, gt=0, le=604_800)  # for whoever has them; a release takes minutes to hours
+
+
 class ScheduledSettings(HomeSettings):
     """What scheduled deployments may run."""
 
+    notify_webhook: SecretStr | None = None  # told of refused, failed and crashed runs and of incidents (docs/deployments.md)
     recipes_allowed: str = ""  # import paths or short names, comma-separated, "*" at the end for all below; "" = any (a person's machine)
 
 
-class Settings(StoreSettings, RegistrySettings, SigningSettings, ScheduledSettings):
+class Settings(StoreSettings, RegistrySettings, SigningSettings, DeviceSettings, ScheduledSettings):
     """Every setting of a Sea Trial process."""
 
 
