@@ -43,7 +43,7 @@ class RegisteredVersion:
 class Prediction:
     """What a registered model answered."""
 
-    scores: npt.NDArray[np.float64]  # (N,) or (N, C), finite
+    scores: npt.NDArray[np.float64]  # (N,) or (N, C), finite unless holes were allowed
     latency_ms: tuple[float, ...]  # wall clock of one-row calls, in order taken
 
 
@@ -101,11 +101,12 @@ def log_model(
 
 
 def load_and_predict(
-    model_uri: str, inputs: npt.NDArray[Any], *, latency_calls: int = 0, sha256: str = "", tracking_uri: str = ""
+    model_uri: str, inputs: npt.NDArray[Any], *, latency_calls: int = 0, sha256: str = "", tracking_uri: str = "", holes: bool = False
 ) -> Prediction:
     """Load a registered model from verified bytes, without pickle, and ask it for scores of all rows of `inputs`, (N, ...).
 
-    Args: sha256: of the model's files; "" = the digest that was tagged when the version was registered.
+    Args: sha256: of the model's files; "" = the digest that was tagged when the version was registered; holes: a row whose score is not
+    finite is for the caller to count, as in service.
     Raises: EvidenceError when the files are not those that were registered, or the scores are not finite or not one a row.
     """
     import mlflow
@@ -117,7 +118,7 @@ def load_and_predict(
         _demand_unaltered(model_uri, folder, sha256 or _tagged_digest(model_uri))
         model = _loaded(folder)
     rows = np.ascontiguousarray(inputs)
-    scores = _scores(model, rows, model_uri)
+    scores = _scores(model, rows, model_uri, holes=holes)
     return Prediction(scores=scores, latency_ms=_latencies(model, rows, latency_calls))
 
 
@@ -259,10 +260,10 @@ def _pickle_refused() -> Iterator[None]:
             os.environ[name] = before
 
 
-def _scores(model: "PyFuncModel", rows: npt.NDArray[Any], whose: str) -> npt.NDArray[np.float64]:
+def _scores(model: "PyFuncModel", rows: npt.NDArray[Any], whose: str, *, holes: bool = False) -> npt.NDArray[np.float64]:
     parts = [np.asarray(model.predict(rows[at : at + _PREDICT_BATCH]), dtype=np.float64) for at in range(0, len(rows), _PREDICT_BATCH)]
     scores = np.concatenate(parts) if parts else np.empty(0)
-    if not len(rows) or scores.ndim not in (1, 2) or len(scores) != len(rows) or not np.isfinite(scores).all():
+    if not len(rows) or scores.ndim not in (1, 2) or len(scores) != len(rows) or not (holes or np.isfinite(scores).all()):
         bad = int((~np.isfinite(scores)).sum())
         raise EvidenceError(
             f"{whose} answered {len(rows)} rows with scores of shape {scores.shape}, {bad} of them not finite. Such answers cannot be "

@@ -122,8 +122,12 @@ def _judged(recipe: Recipe, frame: pd.DataFrame, asked: pd.DataFrame) -> pd.Data
         parts = (served.utility, shadow.utility, served.loss, served.confidence, served.hit)
         for name, values in zip(OUTCOME_COLUMNS, parts, strict=True):
             found.loc[rows, name] = np.asarray(values, np.float64)
-    slices = frame[list(recipe.slices)].astype(object).where(frame[list(recipe.slices)].notna(), "(missing)").astype(str)
-    return pd.concat([found, slices], axis=1)
+    return found.assign(**{name: slice_values(frame[name]) for name in recipe.slices})
+
+
+def slice_values(column: "pd.Series[Any]") -> "pd.Series[str]":
+    """A slice column as text; a missing value is called so."""
+    return column.astype("object").where(column.notna(), "(missing)").astype(str)
 
 
 def score_columns(name: str, scores: Scores) -> Mapping[str, Scores]:
