@@ -232,10 +232,10 @@ class Registry:
         with _explained(f"read the files of {model} version {version}"):
             return files_sha256(version_uri(model, version), tracking_uri=self.tracking_uri)
 
-    def run_note(self, run_id: str) -> str:
-        """The text on a run's page: what `publish` also put on the version's; "" when there is none."""
+    def run_tags(self, run_id: str) -> dict[str, str]:
+        """A run's tags: "release_id", whose run it is; "mlflow.note.content", what `publish` also put on the version's page."""
         with _explained(f"read run {run_id}"):
-            return str(self._client.get_run(run_id).data.tags.get("mlflow.note.content", ""))
+            return dict(self._client.get_run(run_id).data.tags)
 
     def _model(self, model: str) -> "RegisteredModel | None":
         if not self._client.search_registered_models(f"name = '{model}'"):
