@@ -1,0 +1,116 @@
+"""`seatrial predict`: a day's requests scored with exactly what serves, its fallback beside it, and kept (docs/monitoring.md)."""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+from pydantic import TypeAdapter
+
+from flows.clock import utc_now
+from flows.in_service import InService, what_serves
+from flows.serving import Origin, Scored, ScoreOrder
+from infra.attestations import open_reader
+from infra.serving_log import Part, ServingLog, checked_day
+from infra.settings import Settings
+from infra.store import open_store
+from trainer import ranks
+from validation.canonical import plain
+from validation.errors import ConflictError
+
+SCORE_DEADLINE_S = 600.0  # loading two versions on a busy machine takes a minute
+
+Say = Callable[[str], None]
+_ORIGIN = TypeAdapter(Origin)
+
+
+def predict(settings: Settings, *, say: Say, model: str, day: str) -> dict[str, Any]:
+    """Score the requests of a day that nobody answered yet, and keep the scores; returns the document of `seatrial predict --json`.
+
+    A day may be scored again, when more was asked or after a rollback: what was answered stays as it is. "ok" is False when the version
+    in service answered nothing: then run the monitor, which falls back.
+    Raises: ConfigError for a day or model that there is not; ConflictError when another process scored the same day meanwhile.
+    """
+    checked_day(day)
+    store = open_store(settings)
+    service = what_serves(store, open_reader(store, settings), model)
+    log = ServingLog(store, model)
+    parts = log.parts(day)
+    origin = origin_of(log, service, say)
+    order = ScoreOrder(
+        recipe=service.request.recipe, day=day, made_at=utc_now(), answered=_answered(log, parts), serving=service.serving,
+        reference=service.reference,
+    )  # fmt: skip
+    with tempfile.TemporaryDirectory() as scratch:
+        into = Path(scratch) / "scored.parquet"
+        scored: Scored = ranks.call("flows.serving:score_day", order, origin, str(into), deadline_s=SCORE_DEADLINE_S)
+        kept = _keep(log, service, order, scored, len(parts) + 1, pd.read_parquet(into)) if scored.requests else None
+    return _document(service, order, scored, kept)
+
+
+def lines(document: Mapping[str, Any]) -> list[str]:
+    """The document for people."""
+    who = f"version {document['version']} ({document['kind'].replace('_', ' ')}) of {document['model']}"
+    if not document["requests"]:
+        return [f"{document['day']}: nothing new to score; {document['answered_before']} requests were answered before"]
+    told = [f"{document['day']}: {who} answered {document['answered']} of {document['requests']} requests"]
+    if document["answered_before"]:
+        told.append(f"{document['answered_before']} more were answered before")
+    if document["reference_version"]:
+        told.append(f"version {document['reference_version']} was asked the same in the shadow")
+    return [*told, *filter(None, (document["failure"], document["reference_failure"])), f"table sha256 {document['table']}"]
+
+
+def origin_of(log: ServingLog, service: InService, say: Say) -> Origin:
+    """What the version looked like where it was made; made and kept at its first prediction. Not kept while a version cannot be asked."""
+    kept = log.reference(service.version, service.reference_version)
+    if kept is not None:
+        return parsed_origin(kept)
+    say(f"version {service.version} is new: its training and judged data are counted once")
+    made: Origin = ranks.call(
+        "flows.serving:origin_of", service.request.recipe, service.serving, service.reference, deadline_s=SCORE_DEADLINE_S
+    )
+    if made.failures:
+        return made
+    return parsed_origin(log.add_reference(service.version, service.reference_version, plain(made)))
+
+
+def parsed_origin(kept: Mapping[str, Any]) -> Origin:
+    """An origin from its kept form."""
+    return _ORIGIN.validate_python({name: kept[name] for name in Origin.__dataclass_fields__})
+
+
+def _answered(log: ServingLog, parts: tuple[Part, ...]) -> npt.NDArray[np.int64]:
+    tables = [log.table(part) for part in parts]
+    return np.concatenate([np.zeros(0, np.int64), *(table.loc[table["answered"], "row_id"].to_numpy(np.int64) for table in tables)])
+
+
+def _keep(log: ServingLog, service: InService, order: ScoreOrder, scored: Scored, number: int, table: pd.DataFrame) -> Part:
+    shadow = service.fallbacks[0] if service.fallbacks else None
+    part = Part(
+        model=service.model, day=order.day, number=number, version=service.version, kind=service.pointer.serving_kind,
+        model_sha256=service.proof.files_sha256, reference_version=service.reference_version,
+        reference_kind=shadow.kind if shadow else "", reference_sha256=shadow.proof.files_sha256 if shadow else "",
+        recipe=order.recipe, release_id=service.proof.release_id, made_at=order.made_at, rows=scored.requests, answered=scored.answered,
+        failure=scored.failure, reference_failure=scored.reference_failure, counts=scored.counts,
+    )  # fmt: skip
+    try:
+        return log.add(part, table)
+    except ConflictError:
+        raise ConflictError(
+            f"another process scored requests of {order.day} in the same moment, and what it wrote stands. These {scored.requests} scores "
+            "were thrown away. Run the command again: it scores what is left."
+        ) from None
+
+
+def _document(service: InService, order: ScoreOrder, scored: Scored, kept: Part | None) -> dict[str, Any]:
+    return {
+        "ok": not scored.requests or scored.answered > 0, "model": service.model, "day": order.day, "version": service.version,
+        "kind": service.pointer.serving_kind, "model_sha256": service.proof.files_sha256, "release_id": service.proof.release_id,
+        "reference_version": service.reference_version, "requests": scored.requests, "answered": scored.answered,
+        "answered_before": len(order.answered), "failure": scored.failure, "reference_failure": scored.reference_failure,
+        "part": kept.number if kept else 0, "table": kept.table if kept else "", "made_at": order.made_at,
+    }  # fmt: skip
