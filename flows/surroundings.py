@@ -3,6 +3,7 @@
 import os
 
 from flows.logs import make_quiet
+from flows.orphans import mark_process
 from infra.settings import Settings, embedded_environment, load_settings
 from trainer import ranks
 from validation.errors import ConfigError
@@ -29,5 +30,6 @@ def make_quiet_place() -> Settings:
             "Set SEATRIAL_HOME to a folder that this user can write."
         ) from None
     os.environ.update(embedded_environment(settings))
+    mark_process()
     make_quiet()
     return settings
