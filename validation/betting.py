@@ -22,7 +22,6 @@ day does not buy many bad ones. Without a cap the bets would have to fear one da
 anything. benchmarks/monitor_replays.py measures what these assumptions are worth when they do not quite hold.
 """
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,18 +44,18 @@ class Block:
     mean: float  # of the rows' paired differences, recipe's unit
 
 
-def blocks(days: Sequence[str], values: Floats, min_n: int) -> tuple[Block, ...]:
-    """Cut rows (N,), their days ascending, into whole days that have at least `min_n` rows together; what is left at the end waits."""
+def blocks(days: Sequence[str], rows: Sequence[int], totals: Sequence[float], min_n: int) -> tuple[Block, ...]:
+    """Put days (ascending) together until they have `min_n` rows; what is left at the end waits.
+
+    Args: rows and totals, how many differences each day has and what they add up to.
+    """
     found: list[Block] = []
-    total, rows = 0.0, 0
-    start = 0
-    for day, group in itertools.groupby(days):
-        count = sum(1 for _ in group)
-        total, rows = total + float(values[start : start + count].sum()), rows + count
-        start += count
-        if rows >= min_n:
-            found.append(Block(day=day, rows=rows, mean=total / rows))
-            total, rows = 0.0, 0
+    waiting_rows, waiting_total = 0, 0.0
+    for day, count, total in zip(days, rows, totals, strict=True):
+        waiting_rows, waiting_total = waiting_rows + count, waiting_total + total
+        if waiting_rows >= min_n:
+            found.append(Block(day=day, rows=waiting_rows, mean=waiting_total / waiting_rows))
+            waiting_rows, waiting_total = 0, 0.0
     return tuple(found)
 
 
@@ -90,7 +89,7 @@ def confidence_sequence(values: Floats, *, margin: float, alpha: float) -> tuple
 
 def _upper(values: Floats, *, margin: float, alpha: float) -> Floats:
     """Upper ends (T,): the purse against a limit grows with the limit, so those that are not ruled out are an interval."""
-    limits = margin * np.arange(round(DEEPEST / RESOLUTION), round(1 / RESOLUTION)) * RESOLUTION
+    limits: Floats = np.arange(round(DEEPEST / RESOLUTION), round(1 / RESOLUTION), dtype=np.float64) * (margin * RESOLUTION)
     purses = log_purse(np.broadcast_to(values, (len(limits), len(values))), margin=margin, limit=limits[:, None])
     ruled_out = np.maximum.accumulate(purses >= -np.log(alpha), axis=1)
     first = np.where(ruled_out.any(axis=0), ruled_out.argmax(axis=0), len(limits))

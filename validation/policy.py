@@ -112,13 +112,14 @@ class MonitoringPolicy(_Section):
     """monitor: when a serving version is unhealthy, and when it is rolled back."""
 
     alpha: ShareThreshold  # probability of ever rolling back a version that is as good as its fallback
-    margin: PositiveThreshold  # how much worse than the fallback is tolerated, in standard deviations of its utility
+    margin: PositiveThreshold  # how much worse than the fallback is tolerated, in standard deviations of its utility; caps a day's gain
+    min_n: CountThreshold  # outcomes whose mean is one value of the test: a day, or as many days as it takes
     maturity_days: CountThreshold  # an outcome is final so many days after its prediction
-    coverage_min: ShareThreshold  # share of mature predictions that have an outcome
+    coverage_min: ShareThreshold  # share of mature predictions whose outcome came in time; a day below it is not judged
     failures_max: ShareThreshold  # share of requests that were not answered
     latency_p95_ms: PositiveThreshold
     missing_max: ShareThreshold  # share of missing values in a column, beyond what training had
-    drift_max: PositiveThreshold  # population stability index of a column or of the scores
+    drift_max: PositiveThreshold  # population stability index of a column or of the scores over a week; warns only
 
 
 class CostPolicy(_Section):
