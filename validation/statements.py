@@ -1,4 +1,4 @@
-"""What is signed: in-toto statements v1 about gates, decisions, baselines, rollbacks, approvals and waivers, made and read back checked.
+"""What is signed: in-toto statements v1 about gates, decisions, baselines, rollbacks, approvals, waivers and monitors, made and read back checked.
 
 A statement says of its subjects (name -> sha256) what its predicate holds. As canonical JSON the same facts are the same bytes.
 """
@@ -24,6 +24,7 @@ BASELINE = "urn:sea-trial:baseline:1"
 ROLLBACK = "urn:sea-trial:rollback:1"
 APPROVAL = "urn:sea-trial:approval:1"
 WAIVER = "urn:sea-trial:waiver:1"
+MONITOR = "urn:sea-trial:monitor:1"
 
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -130,6 +131,19 @@ class WaiverPredicate(_Said):
     evidence: Sha256
 
 
+class MonitorPredicate(_Said):
+    """What a monitor said of a version in service on one day. Subjects: that version, and the evidence it judged by."""
+
+    model: Name
+    version: Version
+    release_id: Name  # that let it through
+    day: Name
+    outcome: Literal["pass", "fail", "inconclusive"]
+    action: Literal["none", "watch", "roll_back"]
+    evidence: Sha256
+    made_at: Time
+
+
 _PREDICATES: dict[str, type[_Said]] = {
     GATE: GatePredicate,
     DECISION: DecisionPredicate,
@@ -137,6 +151,7 @@ _PREDICATES: dict[str, type[_Said]] = {
     ROLLBACK: RollbackPredicate,
     APPROVAL: ApprovalPredicate,
     WAIVER: WaiverPredicate,
+    MONITOR: MonitorPredicate,
 }
 _SUBJECT_OF = {GATE: "evidence", WAIVER: "evidence", APPROVAL: "basis"}  # the subject that the predicate names as well
 PREDICATE_TYPES = tuple(_PREDICATES)
