@@ -12,9 +12,9 @@ HOUR_S, DAY_S, WEEK_S = 3600.0, 86400.0, 604800.0
 OFFICE_DAYS, OFFICE_START_H, OFFICE_HOURS = 5, 9, 8  # Monday to Friday, 9:00 to 17:00
 NIGHTLY_H = 2  # the schedule of every model fires at 02:00
 RERUN_SHARE = 0.2  # assumption: a fifth of the nightly releases have one gate held again by hand
-PATTERNS = ("steady", "office", "nightly")  # what can be generated
 
 Pattern = Literal["steady", "office", "nightly", "recorded"]
+PATTERNS: tuple[Pattern, ...] = ("steady", "office", "nightly")  # what can be generated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,18 +38,21 @@ class ServiceTimes:
     others: Mapping[str, tuple[float, ...]]  # training, REST
     human_s: tuple[float, ...] = ()  # asked until answered; () = nobody is asked
 
-    def release_s(self, rng: np.random.Generator) -> float:
-        """How long a release holds its place."""
-        return float(sum(rng.choice(seconds) for seconds in (*self.gates.values(), *self.others.values())))
+    def release_s(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """How long each of `count` releases holds its place."""
+        total: np.ndarray = sum((rng.choice(seconds, count) for seconds in (*self.gates.values(), *self.others.values())), np.zeros(count))
+        return total
 
-    def rerun_s(self, rng: np.random.Generator) -> float:
-        """How long the re-run of one gate holds its place: that gate and the rest."""
-        gate = list(self.gates)[int(rng.integers(len(self.gates)))]
-        return float(rng.choice(self.gates[gate]) + (rng.choice(self.others[REST]) if REST in self.others else 0.0))
+    def rerun_s(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """How long each of `count` re-runs holds its place: one gate, any as likely as another, and the rest."""
+        held = np.stack([rng.choice(seconds, count) for seconds in self.gates.values()])
+        rest = rng.choice(self.others[REST], count) if REST in self.others else np.zeros(count)
+        total: np.ndarray = held[rng.integers(len(held), size=count), np.arange(count)] + rest
+        return total
 
-    def review_s(self, rng: np.random.Generator) -> float:
-        """How long a person lets it wait."""
-        return float(rng.choice(self.human_s)) if self.human_s else 0.0
+    def review_s(self, rng: np.random.Generator, count: int) -> np.ndarray:
+        """How long a person lets each of `count` releases wait."""
+        return rng.choice(self.human_s, count) if self.human_s else np.zeros(count)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,15 +140,13 @@ def simulate(visits: Sequence[Visit], *, places: int) -> tuple[Served, ...]:
 
 def visits(demand: Demand, service: ServiceTimes, rng: np.random.Generator) -> tuple[Visit, ...]:
     """Arrivals with what they take, drawn from what was measured."""
+    asked = arrivals(demand, rng)
+    whole, again, human = (draw(rng, len(asked)).tolist() for draw in (service.release_s, service.rerun_s, service.review_s))
     return tuple(
-        Visit(
-            at_s=arrival.at_s,
-            model=arrival.model,
-            service_s=service.rerun_s(rng) if arrival.is_rerun else service.release_s(rng),
-            priority=BY_HAND if arrival.is_rerun else SCHEDULED,
-            human_s=0.0 if arrival.is_rerun else service.review_s(rng),
-        )
-        for arrival in arrivals(demand, rng)
+        Visit(at_s=item.at_s, model=item.model, service_s=gate_s, priority=BY_HAND)
+        if item.is_rerun
+        else Visit(at_s=item.at_s, model=item.model, service_s=release_s, human_s=human_s)
+        for item, release_s, gate_s, human_s in zip(asked, whole, again, human, strict=True)
     )
 
 
