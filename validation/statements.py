@@ -1,4 +1,4 @@
-"""What is signed: in-toto statements v1 about gates, decisions, baselines, rollbacks, approvals, waivers and monitors, made and read back checked.
+"""What is signed: in-toto statements v1 about gates, decisions, baselines, rollbacks, people and monitors, made and read back checked.
 
 A statement says of its subjects (name -> sha256) what its predicate holds. As canonical JSON the same facts are the same bytes.
 """
