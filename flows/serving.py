@@ -32,7 +32,7 @@ class Origin:
 
     columns: tuple[Bins, ...]  # of the contract's columns, on the train split
     scores: Bins | None  # on the judge split; None when the version could not be asked
-    utility_scale: float  # standard deviation of the fallback's utility on the judge split; NaN when it could not be asked
+    utility_scale: float  # standard deviation of the fallback's utility on the judge split (of its own without one); NaN: not asked
     slices: Mapping[str, tuple[str, ...]]  # slice column -> its values on the judge split
     failures: tuple[str, ...]
 
@@ -66,7 +66,7 @@ def origin_of(recipe_path: str, serving: Contender, reference: Contender | None)
     train, judge = recipe.data("train"), recipe.data("judge")
     inputs = judge.batch(np.arange(len(judge))).inputs.numpy()
     scores, failure = _asked(serving, inputs)
-    shadow, shadow_failure = _asked(reference, inputs)
+    shadow, shadow_failure = _asked(reference, inputs) if reference else (scores, "")
     return Origin(
         columns=tuple(reference_bins(name, train.frame[name]) for name in recipe.contract.columns),
         scores=None if scores is None else reference_bins(SCORES, pd.Series(score_columns(SCORES, scores)[SCORES])),
@@ -125,9 +125,7 @@ def _answer(contender: Contender | None, inputs: npt.NDArray[np.generic], calls:
     return found.scores.copy(), "", list(found.latency_ms)
 
 
-def _asked(contender: Contender | None, inputs: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.float64] | None, str]:
-    if contender is None:
-        return None, ""
+def _asked(contender: Contender, inputs: npt.NDArray[np.generic]) -> tuple[npt.NDArray[np.float64] | None, str]:
     try:
         return load_and_predict(contender.uri, inputs, sha256=contender.sha256).scores, ""
     except Exception as error:
