@@ -72,9 +72,10 @@ def log_purse(values: Floats, *, margin: float, limit: float | Floats | None = N
     for day in range(gains.shape[-1]):
         share = 1 / (2 * (day + 1) * (day + 2)) + (0.5 if day == 0 else 0.0)
         factors = np.stack([np.log1p(bet * gains[..., day]) for bet in BETS])
-        running = np.logaddexp(running, np.log(share)) + factors
-        standing = np.logaddexp.reduce(running, axis=0) - np.log(len(BETS))
-        logs[..., day] = np.logaddexp(standing, -np.log(2 * (day + 2)))  # the part that has not begun to bet is kept
+        with np.errstate(invalid="ignore"):  # NaN stays NaN
+            running = np.logaddexp(running, np.log(share)) + factors
+            standing = np.logaddexp.reduce(running, axis=0) - np.log(len(BETS))
+            logs[..., day] = np.logaddexp(standing, -np.log(2 * (day + 2)))  # the part that has not begun to bet is kept
     return logs
 
 

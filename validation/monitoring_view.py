@@ -115,8 +115,8 @@ def _days(records: MonitorRecords, policy: MonitoringPolicy, joined: Joined, pur
     unit = records.utility_unit
     columns = (
         "day", "predictions", "outcomes in time", "of these excluded", "coverage", "judged", f"utility ({unit})",
-        f"utility of {records.reference_kind} ({unit})", "log loss (nats)", "confidence less hit rate", "purse", "difference at least",
-        "at most",
+        f"utility of {records.reference_kind} ({unit})", "log loss (nats)", "confidence less hit rate", "purse",
+        "difference at least (days' losses up to the margin)", "at most (days' gains up to the margin)",
     )  # fmt: skip
     return Table(title="Outcomes by day of the prediction", columns=columns, rows=tuple(rows))
 

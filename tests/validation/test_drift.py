@@ -1,0 +1,77 @@
+"""Drift from counts: bins, empty ones, and few rows."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from validation.drift import OTHER, Drift, chance_index, count_column, measure_drift, stability_index
+
+TODAY = "2013-12-07"
+
+
+def counted(served: pd.Series, reference: pd.Series | None = None, day: str = TODAY) -> Drift:
+    training = pd.Series(np.random.default_rng(0).normal(size=20_000)) if reference is None else reference
+    return measure_drift(count_column("temp", training, served, pd.Series([day] * len(served))), TODAY)
+
+
+def test_the_index_is_the_textbooks() -> None:
+    """Two bins, 30:70 against 50:50: the sum of (p - q) ln(p / q), half a row a bin."""
+    p, q = np.array([30.5, 70.5]) / 101, np.array([50.5, 50.5]) / 101
+
+    assert stability_index([50, 50], [30, 70]) == pytest.approx(float(((p - q) * np.log(p / q)).sum()))
+
+
+def test_an_empty_bin_is_large_and_finite() -> None:
+    """A value that training never had, or that is gone, is a finite number."""
+    assert 1.0 < stability_index([500, 500, 0], [0, 500, 500]) < 20.0
+
+
+@pytest.mark.parametrize("rows", [5, 30, 100, 1000])
+def test_few_rows_do_not_cry_wolf(rows: int) -> None:
+    """Without any change at most 2 of 100 windows are called drift, also of five rows."""
+    random = np.random.default_rng(rows)
+    found = [counted(pd.Series(random.normal(size=rows))) for _ in range(100)]
+
+    assert sum(item.index > 0.25 and not item.is_chance for item in found) <= 2
+
+
+def test_chance_is_as_large_as_theory_says() -> None:
+    """Under no change the mean index is (bins - 1)(1/n + 1/m)."""
+    random, reference = np.random.default_rng(5), np.full(10, 2000)
+    found = [stability_index(reference.tolist(), random.multinomial(500, np.full(10, 0.1)).tolist()) for _ in range(400)]
+
+    assert np.mean(found) == pytest.approx(chance_index(10, 20_000, 500)[0], rel=0.1)
+
+
+def test_a_moved_column_has_drifted() -> None:
+    """A shift by one standard deviation is a major one."""
+    found = counted(pd.Series(np.random.default_rng(1).normal(1.0, 1.0, 500)))
+
+    assert found.index > 0.5
+    assert not found.is_chance
+
+
+def test_only_the_last_week_counts() -> None:
+    """What was served eight days ago is no part of the window."""
+    found = counted(pd.Series(np.full(500, 9.0)), day="2013-11-30")
+
+    assert (found.rows, np.isnan(found.index), np.isnan(found.missing_share)) == (0, True, True)
+
+
+def test_missing_values_are_counted_apart() -> None:
+    """A value that is missing falls into no bin, and both shares of missing are told."""
+    column = count_column("c", pd.Series(["a", "b", None, "a"]), pd.Series(["a", "z", None]), pd.Series([TODAY] * 3))
+    found = measure_drift(column, TODAY)
+
+    assert (column.bins, column.served[TODAY]) == (("a", "b", OTHER), (1, 0, 1))
+    assert (found.missing_rows, found.reference_missing_share) == ((1, 3), 0.25)
+
+
+@pytest.mark.parametrize(
+    "values", [[0.0, 1.0], [3.0], [0.0, 0.0, 0.0, 5.0], [np.inf, 1.0]], ids=["flag", "constant", "mostly zero", "infinite"]
+)
+def test_odd_columns_are_counted(values: list[float]) -> None:
+    """Every value falls into exactly one bin."""
+    column = count_column("c", pd.Series(values), pd.Series([*values, -7.0]), pd.Series([TODAY] * (len(values) + 1)))
+
+    assert (sum(column.reference), sum(column.served[TODAY])) == (len(values), len(values) + 1)
