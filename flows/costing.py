@@ -28,7 +28,7 @@ SEEDS = 10  # replays of each demand
 RECORDED_MIN = 20  # releases in the store from which on their own times are replayed too
 RATE_MAX, PLACES_MAX, VALUES_MAX = 1000.0, 64, 12
 WAIT_SHOWN_S = 1.0  # a shorter wait is none
-GRID = ("pattern", "a week", "devices", "load", "wait p50", "wait p95", "95% interval", "re-run p95", "USD by use", "USD reserved")
+GRID = ("pattern", "a week", "machines", "load", "wait p50", "wait p95", "95% interval", "re-run p95", "USD by use", "USD reserved")
 WORDS = {"steady": "any hour", "office": "office hours", "nightly": "nightly, re-runs by day", "recorded": "as recorded"}
 
 Say = Callable[[str], object]
@@ -132,11 +132,11 @@ def _assumptions(policy: Policy, service: ServiceTimes, problem: str) -> list[st
     models = policy.costs.models
     drawn = max(len(seconds) for seconds in service.gates.values())
     return [
-        f"devices: machines like the measured one; a release holds one of them whole. {models.value} models share them ({models.source}).",
+        f"machines (--devices): like the measured one; a release holds one of them whole. {models.value} models ({models.source}).",
         f"times: drawn from what {drawn} releases measured, part by part. Intervals: 95%, over {SEEDS} replays; they cover no assumption.",
         f"nightly: all at 02:00, and by hand one gate of {RERUN_SHARE:.0%} of them again in office hours; re-runs go first.",
-        "load from 1 on: more work than the devices can do, so waits grow for as long as one simulates.",
-        "USD by use: devices are paid while they work. USD reserved: all week, shared by the week's releases.",
+        "load from 1 on: more work than the machines can do, so waits grow for as long as one simulates.",
+        "USD by use: machines are paid while they work. USD reserved: all week, shared by the week's releases.",
         *([f"registry: not counted: {problem}"] if problem else []),
     ]
 
@@ -166,7 +166,7 @@ def _waiting_plots(document: Mapping[str, Any]) -> dict[str, Plot]:
     grid = document["grid"]
     return {
         pattern: Plot(
-            title=f"Wait for devices, {WORDS[pattern]}: 95th percentile", kind="line", x_label="releases a week", y_label="minutes",
+            title=f"Wait for a machine, {WORDS[pattern]}: 95th percentile", kind="line", x_label="releases a week", y_label="minutes",
             series=tuple(_waits([row for row in grid if row["pattern"] == pattern], devices) for devices in _devices(grid)),
         )
         for pattern in dict.fromkeys(row["pattern"] for row in grid)
@@ -184,7 +184,7 @@ def _cost_plot(document: Mapping[str, Any]) -> Plot:
     grid = [row for row in document["grid"] if row["pattern"] == document["grid"][0]["pattern"]]
     by_devices = {devices: [row for row in grid if row["devices"] == devices] for devices in _devices(grid)}
     return Plot(
-        title="Cost of a release with reserved devices", kind="line", x_label="releases a week", y_label="USD a release", y_log=True,
+        title="Cost of a release, machines reserved", kind="line", x_label="releases a week", y_label="USD a release", y_log=True,
         series=tuple(
             Series(
                 name=_places(devices), x=tuple(row["per_week"] for row in rows),
@@ -201,7 +201,7 @@ def _devices(grid: Sequence[Mapping[str, Any]]) -> list[int]:
 
 
 def _places(devices: int) -> str:
-    return f"{devices} device{'s' if devices > 1 else ''}"
+    return f"{devices} machine{'s' if devices > 1 else ''}"
 
 
 def _bill(document: Mapping[str, Any]) -> list[str]:

@@ -41,10 +41,10 @@ def overview(store: ObjectStore) -> dict[str, Any]:
 def act(store: ObjectStore, act_id: str) -> dict[str, Any]:
     """One line on what was done to a model outside a release, and whether it came to its end."""
     entries = Journal(store, act_id, root="acts").records()
-    told = {key: value for entry in entries for key, value in entry.payload.items() if entry.kind in ("started", "finished")}
-    kind = told.get("act") or told.get("kind") or ""
-    kept = {key: told.get(key, "") for key in ("model", "version", "by", "reason")}
-    return {"release_id": act_id, "act": kind, **kept, "state": entries[-1].kind if entries else "empty"}
+    began = entries[0].payload if entries else {}
+    moved = [entry.payload["result"].get("version", "") for entry in entries if entry.kind == "done" and "moved" in entry.payload["result"]]
+    kept = {key: began.get(key, "") for key in ("act", "model", "by", "reason")}
+    return {"release_id": act_id, **kept, "serves": moved[-1] if moved else "", "state": entries[-1].kind if entries else "empty"}
 
 
 def _undecided(store: ObjectStore, release_id: str, entries: Sequence[Entry]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _state(entries: Sequence[Entry], release_id: str, effect: str) -> tuple[str,
     if last.kind == "abandoned":
         return "abandoned", f"{last.payload.get('reason', 'no reason given')}; {effect}", "release again"
     if (asked := _unanswered(entries)) is not None:
-        until = f" until {asked.payload['expires_at']}" if asked.payload.get("expires_at") else ""
+        until = f" until {asked.payload['lapses_at']}" if asked.payload.get("lapses_at") else ""
         say_so = f'seatrial approve {release_id} --by NAME --reason "..."'
         return "waiting", f"waits for a person's yes since {asked.time_utc}{until}; {effect}", f"`{say_so}`, with --refuse to say no"
     action = f"`seatrial finish {release_id}` if its process died, or hold its next gate with `seatrial gate`"

@@ -31,7 +31,7 @@ def gate_record(store: ObjectStore, outcome: str, attempt: int) -> tuple[str, di
     return "gate", {"gate": "scaling", "attempt": attempt, "outcome": outcome, "reason": f"attempt {attempt}", "evidence": sha256}
 
 
-ASKED = ("approval_requested", {"expires_at": "2026-01-08"})
+ASKED = ("approval_requested", {"lapses_at": "2026-01-08"})
 
 
 @pytest.mark.parametrize(
@@ -82,16 +82,17 @@ def test_one_attempt_a_gate_adds_nothing_to_the_decided_document() -> None:
 
 
 def test_acts_are_listed_newest_first_and_say_whether_they_ended() -> None:
-    """A rollback that finished, and one that is under way."""
+    """A rollback that finished and what serves by it, and one that is under way."""
     store = MemoryStore()
-    for act_id, kinds in ((ACT, ("started", "finished")), ("boat-20260102-120000-cccc", ("started",))):
-        for kind in kinds:
-            payload = {"act": "rollback", "model": "boat", "by": "Ada", "reason": "late"} if kind == "started" else {"version": "1"}
+    begun = ("started", {"act": "rollback", "model": "boat", "by": "Ada", "reason": "late", "steps": []})
+    done = ("done", {"effect": "fall_back", "of": "0", "result": {"moved": True, "version": "1"}})
+    for act_id, records in ((ACT, (begun, done, ("finished", {"results": {}}))), ("boat-20260102-120000-cccc", (begun,))):
+        for kind, payload in records:
             Journal(store, act_id, root="acts").append(kind, payload, time_utc=NOW)
     rows = history.overview(store)["acts"]
 
-    assert [(row["act_id"][-4:], row["act"], row["version"], row["state"]) for row in rows] == [
-        ("cccc", "rollback", "", "started"), ("bbbb", "rollback", "1", "finished"),
+    assert [(row["act_id"][-4:], row["act"], row["by"], row["serves"], row["state"]) for row in rows] == [
+        ("cccc", "rollback", "Ada", "", "started"), ("bbbb", "rollback", "Ada", "1", "finished"),
     ]  # fmt: skip
 
 
