@@ -23,6 +23,7 @@ NAMES = (
     "flight_recorder",
     "straggler_report",
     "what_if",
+    "monitor_replays",
 )
 
 
