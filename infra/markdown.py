@@ -29,6 +29,7 @@ from infra.wording import (
     CHECK_WORDS,
     COMPARISON_SIGNS,
     SHORT_ANSWER,
+    answered,
     cut,
     duration,
     in_brief,
@@ -41,6 +42,7 @@ from infra.wording import (
     said,
     slug,
     stopped,
+    waived,
 )
 from validation.verdict import Check, GateVerdict, Plot
 
@@ -63,6 +65,7 @@ def registry_description(report: ReleaseReport, run_id: str, experiment_id: str)
         safe(serving_sentence(report)),
         f"**Why:** {safe(because)}" if (because := other_reason(report)) else "",
         f"**Do next:** {safe(next_step(report))}",
+        _people(report),
         f"[report](#/experiments/{experiment}/runs/{run}/artifacts/report.html): every check, plot, cost and digest of release "
         f"{safe(report.release_id)}.",
         _verdicts(report),
@@ -85,6 +88,7 @@ def gate_artifact_markdown(line: GateLine) -> str:
     return paragraphs(
         f"## {safe(verdict.gate)}: {gate_words(line)}",
         safe(said(verdict.reason)),
+        f"**Counts as passed on a condition:** {safe(stopped(waived(line.waiver)))}" if line.waiver else "",
         f"**Do next:** {safe(stopped(verdict.action))}" if verdict.action else "",
         f"**Positive control:** {safe(control_sentence(verdict.control))}",
         f"**Reused, not run again:** {safe(stopped(line.reuse_reason))}" if line.reused else "",
@@ -106,6 +110,7 @@ def release_summary_markdown(report: ReleaseReport) -> str:
         safe(serving_sentence(report)),
         f"**Why:** {safe(because)}" if (because := other_reason(report)) else "",
         f"**Do next:** {safe(next_step(report))}",
+        _people(report),
         _verdicts(report),
         *(f"![{safe(plot.title)}]({data_uri(plot_png(plot))})" for plot in plots),
         _table(("cost", "amount", "unit", "how measured"), cost) if cost else "",
@@ -134,6 +139,14 @@ def _row(item: Check) -> dict[str, str]:
         item.source,
     )
     return dict(zip(_COLUMNS, values, strict=True))
+
+
+def _people(report: ReleaseReport) -> str:
+    """What people said: waivers as conditions, and their yes or no."""
+    conditions = [
+        f"**Condition:** {safe(stopped(f'{line.verdict.gate} {waived(line.waiver)}'))}" for line in report.gates if line.waiver
+    ]  # fmt: skip
+    return "\n\n".join([*conditions, *([f"**A person:** {safe(answered(report.approval))}"] if report.approval else [])])
 
 
 def _verdicts(report: ReleaseReport) -> str:

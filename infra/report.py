@@ -9,8 +9,8 @@ ReleaseReport ──> render_html      one self-contained page (this module, tem
 import struct
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from infra import wording
 from infra.plots import plot_png
 from validation.canonical import plain
 from validation.verdict import Check, Control, GateVerdict, Outcome, Plot, Table
+from validation.waivers import Approval, Waiver, human_review_s
 
 Decision = Literal["promoted", "fell_back", "held"]
 DECISION_WORDS = {"promoted": "Promoted", "fell_back": "Refused", "held": "Held"}
@@ -56,6 +57,7 @@ class GateLine:
     seconds: float  # wall clock of probe and judgement
     worker_seconds: float  # ranks x seconds
     evidence_sha256: str
+    waiver: Waiver | None = None  # counts in place of a pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,33 +90,60 @@ class ReleaseReport:
     digests: Mapping[str, str]  # sha256 of everything a verdict depends on: code, data, config, policy, machine
     machine: str = ""  # where it was measured, in words
     not_run: tuple[str, ...] = ()  # gates the release never came to
+    approval: Approval | None = None  # what a person said of it
 
 
 def is_passed(line: GateLine) -> bool:
-    """Whether a gate lets the release go on."""
+    """Whether a gate lets the release go on by itself."""
     return line.verdict.outcome is Outcome.PASS
 
 
+def is_let_through(line: GateLine) -> bool:
+    """Whether a gate passed, or a person's waiver counts in its place."""
+    return is_passed(line) or line.waiver is not None
+
+
+def with_waivers(lines: Sequence[GateLine], waivers: Sequence[Waiver]) -> tuple[GateLine, ...]:
+    """The lines, each gate that did not pass with the waiver of its very evidence. Args: waivers, those that count."""
+    known = {(item.gate, item.evidence): item for item in waivers}
+    return tuple(
+        line if is_passed(line) else replace(line, waiver=known.get((line.verdict.gate, line.evidence_sha256))) for line in lines
+    )  # fmt: skip
+
+
 def by_urgency(report: ReleaseReport) -> tuple[GateLine, ...]:
-    """Failed gates first, then inconclusive ones, then passed ones; the release's order within."""
-    rank = {Outcome.FAIL: 0, Outcome.INCONCLUSIVE: 1, Outcome.PASS: 2}
-    return tuple(sorted(report.gates, key=lambda line: rank[line.verdict.outcome]))
+    """Failed gates first, then inconclusive ones, then waived and passed ones; the release's order within."""
+    rank = {Outcome.FAIL: 0, Outcome.INCONCLUSIVE: 1, Outcome.PASS: 3}
+    return tuple(sorted(report.gates, key=lambda line: 2 if line.waiver else rank[line.verdict.outcome]))
+
+
+def refusing_lines(report: ReleaseReport) -> tuple[GateLine, ...]:
+    """The gates that stand in the way: neither passed nor waived; failed ones first."""
+    return tuple(line for line in by_urgency(report) if not is_let_through(line))
 
 
 def headline(report: ReleaseReport) -> str:
     """The decision in one plain sentence, e.g. "Promoted: six of six gates pass."; no marks, one line."""
+    conditions = [f"{line.verdict.gate} {_state(line)}, {wording.waived(line.waiver)}" for line in report.gates if line.waiver]
     passed, total = sum(map(is_passed, report.gates)), len(report.gates) + len(report.not_run)
     tally = f"{wording.count(passed)} of {wording.count(total)} gates pass"
     if report.decision == "promoted":
-        others = ", ".join(f"{line.verdict.gate} {_state(line)}" for line in by_urgency(report) if not is_passed(line))
-        return f"Promoted: {tally}{f'; {others}, which the policy does not require' if others else ''}."
+        others = ", ".join(f"{line.verdict.gate} {_state(line)}" for line in refusing_lines(report))
+        extra = [f"{others}, which the policy does not require"] if others else []
+        return wording.stopped(f"Promoted{_on_conditions(len(conditions))}: {'; '.join([tally, *conditions, *extra])}")
     word = DECISION_WORDS[report.decision]
-    refusing = [line for line in by_urgency(report) if not is_passed(line)]
+    refusing = refusing_lines(report)
+    if not refusing and report.approval is not None and not report.approval.approved:
+        return wording.stopped(f"Refused by {report.approval.by}: {report.approval.reason}")
     if not refusing:
         return wording.stopped(f"{word}: {report.reason or tally}")
     told = "; ".join(f"{line.verdict.gate} {_state(line)}: {wording.why_not(line.verdict)}" for line in refusing[:TOLD])
     others = ", ".join(line.verdict.gate for line in refusing[TOLD:])
     return wording.stopped(f"{word}: {told}{f'; also {others}' if others else ''}")
+
+
+def _on_conditions(n: int) -> str:
+    return "" if not n else " on a condition" if n == 1 else f" on {wording.count(n)} conditions"
 
 
 def _state(line: GateLine) -> str:
@@ -125,7 +154,9 @@ def tally(report: ReleaseReport) -> str:
     """How many gates passed, failed, were inconclusive or never run."""
     counts = Counter(line.verdict.outcome for line in report.gates)
     parts = [f"{counts[outcome]} {word}" for outcome, word in wording.OUTCOME_WORDS.items() if counts[outcome]]
-    return ", ".join([*parts, *([f"{len(report.not_run)} not run"] if report.not_run else [])]) or "no gate was run"
+    told = ", ".join([*parts, *([f"{len(report.not_run)} not run"] if report.not_run else [])]) or "no gate was run"
+    waived = sum(line.waiver is not None for line in report.gates)
+    return f"{told}; {waived} of them waived" if waived else told
 
 
 def other_reason(report: ReleaseReport) -> str:
@@ -157,7 +188,7 @@ def serving_sentence(report: ReleaseReport) -> str:
 
 def next_step(report: ReleaseReport) -> str:
     """What to do next: the decision's own word, else the action of the gate that stopped the release. Always says something."""
-    actions = [line.verdict.action for line in by_urgency(report) if not is_passed(line) and line.verdict.action]
+    actions = [line.verdict.action for line in refusing_lines(report) if line.verdict.action]
     if report.action or (actions and report.decision != "promoted"):
         return wording.stopped(report.action or actions[0])
     return (
@@ -169,7 +200,8 @@ def gate_words(line: GateLine) -> str:
     """Outcome in words; a later attempt and reuse stay visible."""
     words = wording.OUTCOME_WORDS[line.verdict.outcome]
     attempt = f" on attempt {line.attempt}" if line.attempt > 1 else ""
-    return f"{words}{attempt}{', reused' if line.reused else ''}"
+    waived = f", waived until {wording.moment(line.waiver.expires_at)}" if line.waiver else ""
+    return f"{words}{attempt}{', reused' if line.reused else ''}{waived}"
 
 
 def control_sentence(control: Control | None) -> str:
@@ -188,7 +220,9 @@ def release_document(report: ReleaseReport, *, report_path: str = "") -> dict[st
             "candidate_version": report.candidate_version, "reason": report.reason, "action": next_step(report),
             "gates": [_gate_document(line) for line in report.gates], "not_run": report.not_run,
             "cost": {line.name: line.amount for line in report.cost}, "started_at": report.started_at, "finished_at": report.finished_at,
-            "digests": report.digests, "report": report_path,
+            "digests": report.digests, "report": report_path, "approval": report.approval,
+            "conditions": [wording.stopped(f"{line.verdict.gate} {wording.waived(line.waiver)}") for line in report.gates if line.waiver],
+            "human_review_s": None if report.approval is None else human_review_s(report.approval),
         }
     )  # fmt: skip
     return document
@@ -200,7 +234,8 @@ def _gate_document(line: GateLine) -> dict[str, Any]:
         "name": verdict.gate, "outcome": verdict.outcome, "attempt": line.attempt, "reused": line.reused,
         "reuse_reason": line.reuse_reason, "seconds": line.seconds, "worker_seconds": line.worker_seconds,
         "reason": verdict.reason, "action": verdict.action, "deciding": wording.deciding(verdict), "checks": verdict.checks,
-        "control": verdict.control, "evidence": f"evidence/sha256/{line.evidence_sha256}", "sha256": line.evidence_sha256,
+        "control": verdict.control, "waiver": line.waiver,
+        "evidence": f"evidence/sha256/{line.evidence_sha256}", "sha256": line.evidence_sha256,
     }  # fmt: skip
 
 
@@ -245,7 +280,8 @@ def render_html(report: ReleaseReport) -> str:
             other_reason=other_reason(report),
             sections=[_section(line) for line in by_urgency(report)],
             rows=[_section_anchor(line) for line in report.gates],
-            refusing=[_section_anchor(line) for line in by_urgency(report) if not is_passed(line)],
+            refusing=[_section_anchor(line) for line in refusing_lines(report)],
+            conditions=[_section_anchor(line) for line in report.gates if line.waiver],
         )
     )
 
@@ -312,7 +348,7 @@ def _environment() -> jinja2.Environment:
         "number": wording.number, "duration": wording.duration, "coded": coded, "stopped": wording.stopped,
         "measured": wording.measured, "said": wording.said,
         "needed": wording.needed, "limit": wording.limit, "gate_words": gate_words, "control_sentence": control_sentence,
-        "cut": wording.cut, "in_brief": wording.in_brief, "moment": wording.moment,
+        "cut": wording.cut, "in_brief": wording.in_brief, "moment": wording.moment, "waived": wording.waived, "answered": wording.answered,
     }  # fmt: skip
     environment.globals |= {
         "CHECK_WORDS": wording.CHECK_WORDS, "OUTCOME_WORDS": wording.OUTCOME_WORDS, "OUTCOME_MEANINGS": wording.OUTCOME_MEANINGS,

@@ -14,9 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from infra.report import DECISION_WORDS, NAMED, SERVING_WORDS, ReleaseReport, release_document
-from infra.wording import COMPARISON_SIGNS, cut, duration, in_brief, moment, number, said, stopped
+from infra.wording import COMPARISON_SIGNS, answered, cut, duration, in_brief, moment, number, said, stopped
 from validation.canonical import plain
 from validation.verdict import Check, Comparison
+from validation.waivers import Approval
 
 WIDTH = 100  # columns
 TOLD_CHARS, PROBLEM_CHARS = 160, 500  # of a gate's reason in its row, in its own paragraph
@@ -90,6 +91,9 @@ def _decision(document: Mapping[str, Any]) -> RenderableType:
     lines = [f"serves {since}: {SERVING_WORDS.get(kind, kind) or 'nothing'}{f', version {version}' if version else ''}"]
     if decision != "promoted" and not document.get("gates") and reason not in headline:
         lines.append(f"why: {reason}")
+    lines += [f"condition: {condition}" for condition in document.get("conditions") or ()]
+    if approval := document.get("approval"):
+        lines.append(f"a person: {answered(Approval(**approval))}")
     body = Text.assemble((headline, "bold"), *(f"\n{line}" for line in lines))
     title = Text(f"release {document.get('release_id', '?')} of {document.get('recipe', '?')}")
     return Panel(body, title=title, title_align="left", border_style=DECISION_STYLES.get(decision, "yellow"))
@@ -140,7 +144,8 @@ def _outcome(gate: Mapping[str, Any], earlier: Sequence[Mapping[str, Any]] = ())
     word, style = OUTCOMES.get(str(gate.get("outcome")), (str(gate.get("outcome", "missing")), "yellow"))
     attempt = f"\non attempt {gate['attempt']}" if gate.get("attempt", 1) != 1 else ""
     told = "".join(f"\nattempt {item.get('attempt')}: {OUTCOMES.get(str(item.get('outcome')), ('?', ''))[0]}" for item in earlier)
-    return Text.assemble((f"{word}{attempt}{', reused' if gate.get('reused') else ''}", style), (told, "dim"))
+    waived = "\nwaived" if gate.get("waiver") else ""
+    return Text.assemble((f"{word}{attempt}{', reused' if gate.get('reused') else ''}{waived}", style), (told, "dim"))
 
 
 def _problems(document: Mapping[str, Any], rest: str = "all in the report") -> list[RenderableType]:
@@ -153,7 +158,8 @@ def _problems(document: Mapping[str, Any], rest: str = "all in the report") -> l
         more = [f"and {len(refusing) - NAMED} more, {rest}"] if len(refusing) > NAMED else []
         action = stopped(str(gate.get("action") or ""))
         lines = [*map(said, refusing[:NAMED]), *more, *([f"do: {action}"] if action else [])]
-        blocks.append(Text.assemble((f"{gate.get('name', '?')} {word}", style)))
+        waived = " (waived, see the condition above)" if gate.get("waiver") else ""
+        blocks.append(Text.assemble((f"{gate.get('name', '?')} {word}", style), waived))
         blocks += [Padding(Text(line), (0, 0, 0, 2)) for line in lines if line]
         blocks.append(Text())
     return blocks

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
 from validation.verdict import Check, GateVerdict, Outcome, Plot, Series, Table
+from validation.waivers import Approval, Waiver, human_review_s
 
 OUTCOME_WORDS = {Outcome.PASS: "passed", Outcome.FAIL: "failed", Outcome.INCONCLUSIVE: "inconclusive"}
 OUTCOME_MEANINGS = {
@@ -137,6 +138,17 @@ def moment(iso: str) -> str:
         return datetime.fromisoformat(iso).astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
     except ValueError:
         return iso
+
+
+def waived(waiver: Waiver) -> str:
+    """A waiver as a clause: by whom, until when, why."""
+    return f"waived by {waiver.by} until {moment(waiver.expires_at)}: {waiver.reason}"
+
+
+def answered(approval: Approval) -> str:
+    """What a person said, when, how long they were waited for, and why."""
+    word, wait = "Approved" if approval.approved else "Refused", duration(human_review_s(approval))
+    return stopped(f"{word} by {approval.by} on {moment(approval.made_at)}, {wait} after the question: {approval.reason}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from infra.report import CostLine, GateLine, ReleaseReport, ReportCard
+from infra.report import CostLine, GateLine, ReleaseReport, ReportCard, with_waivers
 from validation.canonical import digest
 from validation.verdict import Check, GateVerdict, Plot, Series, Table, check, conclude, controlled, equal
+from validation.waivers import Approval, Waiver
 
 PASSED_REASON = {
     "data_contract": "both frames are what the recipe says; nothing from after the cutoff is in them",
@@ -322,3 +323,19 @@ def refused() -> ReleaseReport:
         reason="slice_quality failed and scaling is inconclusive; version 6 is the last version whose evidence verifies",
         action=f"{verdict.action}; then run `seatrial gate slice_quality --release flights-20250114-093012-7f3a`",
     )  # fmt: skip
+
+
+def conditional() -> ReleaseReport:
+    """Five gates pass, scaling is inconclusive and waived, a person said yes."""
+    report = release(
+        [contract_gate(), equivalence_gate(), recovery_gate(), scaling_gate(efficiency_at_8=0.53), slice_gate(), readiness_gate()]
+    )
+    waiver = Waiver(
+        gate="scaling", by="Ada Lovelace", reason="one device until March", made_at="2025-01-14T09:40:00+00:00",
+        expires_at="2025-02-13T09:40:00+00:00", evidence=report.gates[3].evidence_sha256, attestation=digest("waiver"),
+    )  # fmt: skip
+    approval = Approval(
+        by="Grace Hopper", reason="read the report", approved=True, requested_at="2025-01-14T09:41:00+00:00",
+        made_at="2025-01-14T10:44:20+00:00", expires_at="2025-01-21T10:44:20+00:00", basis=digest("basis"), attestation=digest("approval"),
+    )  # fmt: skip
+    return replace(report, gates=with_waivers(report.gates, [waiver]), approval=approval)

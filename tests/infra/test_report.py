@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from html.parser import HTMLParser
+from typing import Any
 
 import helpers_report as sample
 import pytest
@@ -18,9 +19,12 @@ from infra.report import (
     headline,
     next_step,
     other_reason,
+    refusing_lines,
     release_document,
     render_html,
     serving_sentence,
+    tally,
+    with_waivers,
 )
 from infra.wording import said
 from validation.verdict import Check, GateVerdict, Outcome, Table, check, conclude, equal, inconclusive
@@ -313,3 +317,70 @@ def test_a_long_answer_is_folded() -> None:
 def test_a_tables_width_is_that_of_its_longest_words(columns: tuple[str, ...], width: int) -> None:
     """Cells fold at spaces, so the longest word of each column decides whether a table fits beside its plot."""
     assert folded_width(Table(title="t", columns=columns, rows=(("W=2 a b", 3.25),))) == width
+
+
+def test_a_conditional_pass_is_told_where_it_is_decided() -> None:
+    """The headline counts what passed and names the condition; no gate is said to stand in the way, and the next step is the decision's."""
+    report = replace(sample.conditional(), action="before 2025-02-13 09:40 UTC, mend what scaling says")
+
+    assert headline(report) == (
+        "Promoted on a condition: five of six gates pass; scaling is inconclusive, waived by Ada Lovelace until 2025-02-13 09:40 UTC: "
+        "one device until March."
+    )
+    assert tally(report) == "5 passed, 1 inconclusive; 1 of them waived"
+    assert refusing_lines(report) == ()
+    assert next_step(report) == "before 2025-02-13 09:40 UTC, mend what scaling says."
+
+
+def test_the_page_shows_conditions_and_the_persons_word() -> None:
+    """In the first screen and in the gate's section, with the signed statement; what a person wrote stays text."""
+    report = sample.conditional()
+    waived = report.gates[3].waiver
+    assert waived is not None
+    text = " ".join(Page(render_html(report)).text.split())
+
+    assert "Counts as passed on a condition: waived by Ada Lovelace until 2025-02-13 09:40 UTC: one device until March." in text
+    assert f"Signed statement sha256 {waived.attestation}" in text
+    assert "Approved by Grace Hopper on 2025-01-14 10:44 UTC, 1 h 3 min after the question: read the report." in text
+    hostile = replace(report.gates[3], waiver=replace(waived, by=HOSTILE, reason=HOSTILE))
+    changed = replace(report, gates=(*report.gates[:3], hostile, *report.gates[4:]))
+    assert "<script" not in render_html(changed)
+
+
+def test_a_waiver_is_shown_at_its_very_evidence_only() -> None:
+    """Of a gate that passed, or was held again, nothing is waived."""
+    report = sample.conditional()
+    waived = report.gates[3].waiver
+    assert waived is not None
+    others = with_waivers(report.gates, [replace(waived, evidence="0" * 64), replace(waived, gate="readiness")])
+
+    assert [line.waiver for line in others] == [None] * 6
+
+
+@pytest.mark.parametrize(
+    ("decision", "approved", "expected"),
+    [
+        pytest.param("fell_back", False, "Refused by Grace Hopper: read the report.", id="a-no"),
+        pytest.param("held", True, "Held: six of six; waits for a person since 2025-01-14 09:41 UTC.", id="waits"),
+    ],
+)
+def test_the_headline_of_a_release_that_people_hold(decision: Any, approved: bool, expected: str) -> None:
+    """Whose no it was, or that somebody is waited for; no gate is blamed."""
+    report = sample.conditional()
+    assert report.approval is not None
+    changed = replace(
+        report, decision=decision, approval=replace(report.approval, approved=approved),
+        reason="six of six; waits for a person since 2025-01-14 09:41 UTC",
+    )  # fmt: skip
+
+    assert headline(changed) == expected
+
+
+def test_the_document_holds_what_people_said() -> None:
+    """Conditions in words, the yes and its wait as values, each gate with its waiver."""
+    document = release_document(sample.conditional())
+
+    assert document["conditions"] == ["scaling waived by Ada Lovelace until 2025-02-13 09:40 UTC: one device until March."]
+    assert (document["approval"]["by"], document["human_review_s"]) == ("Grace Hopper", 3800.0)
+    assert [gate["name"] for gate in document["gates"] if gate["waiver"]] == ["scaling"]
+    assert (release_document(sample.promoted())["approval"], release_document(sample.promoted())["human_review_s"]) == (None, None)

@@ -130,3 +130,17 @@ def test_summary_lists_every_gate_with_what_it_refused() -> None:
     assert lines[0].startswith("- **slice_quality failed**: utility against last known-good (carrier=EV) is -1.914")
     assert lines[1].startswith("- **scaling inconclusive**")
     assert len(lines) == 6
+
+
+def test_what_people_said_stands_above_the_verdicts() -> None:
+    """A condition and a yes are told in the registry and on the flow run's page, escaped like everything from outside."""
+    report = sample.conditional()
+    for text in (registry_description(report, "run-1", "3"), release_summary_markdown(report)):
+        assert "**Condition:** scaling waived by Ada Lovelace until 2025-02-13 09:40 UTC: one device until March." in text
+        assert "**A person:** Approved by Grace Hopper on 2025-01-14 10:44 UTC" in text
+        assert text.index("**Condition:**") < text.index("- **data_contract passed**")
+    assert "**Counts as passed on a condition:** waived by Ada" in gate_artifact_markdown(report.gates[3])
+
+    assert report.approval is not None
+    hostile = replace(report, approval=replace(report.approval, reason="<b>x</b> | [a](http://b) *c*"))
+    assert r"\<b>x\</b> \| [a\](http://b) \*c\*" in release_summary_markdown(hostile)

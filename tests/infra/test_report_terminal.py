@@ -20,7 +20,7 @@ def shown(release: Any, width: int = 140) -> str:
 
 
 @pytest.mark.parametrize("width", [60, 100, 200])
-@pytest.mark.parametrize("name", ["promoted", "refused"])
+@pytest.mark.parametrize("name", ["promoted", "refused", "conditional"])
 def test_text_fits_the_terminal(name: str, width: int) -> None:
     """Nothing is wider than the terminal or than 100 columns."""
     assert max(map(len, shown(getattr(sample, name)(), width).splitlines())) <= min(width, 100)
@@ -87,3 +87,17 @@ def test_a_table_without_room_names_each_value() -> None:
     console = Console(file=io.StringIO(), width=60)
     render_rows([{f"a_long_key_{i}": "value-in-one-piece" for i in range(5)}], console)
     assert console.file.getvalue().count("value-in-one-piece") == 5  # type: ignore[attr-defined]
+
+
+def test_a_condition_and_who_said_yes_are_printed() -> None:
+    """Who waived what until when and why, and how long a person was waited for; also from the stored document."""
+    report = sample.conditional()
+    text = " ".join(shown(json.loads(json.dumps(release_document(report)))).replace("│", " ").split())
+
+    for said in (
+        "Promoted on a condition: five of six gates pass; scaling is inconclusive, waived by Ada Lovelace until 2025-02-13 09:40 UTC",
+        "condition: scaling waived by Ada Lovelace until 2025-02-13 09:40 UTC: one device until March.",
+        "a person: Approved by Grace Hopper on 2025-01-14 10:44 UTC, 1 h 3 min after the question: read the report.",
+        "scaling inconclusive (waived, see the condition above)",
+    ):
+        assert said in text
