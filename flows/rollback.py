@@ -153,7 +153,8 @@ def _moved(desk: Desk, answer: _Answer, before: Current, now: Pointer) -> dict[s
         return answer.document("refused", words, pointer=now, tried=tried)
     journal = new_act(desk.store, request.model)
     left = now.serving_version
-    good = now.last_known_good if now.last_known_good not in (left, proof.version) else ""
+    kept = now.last_known_good not in (left, proof.version) and request.version  # passed over just now, it is good no longer
+    good = now.last_known_good if kept else ""
     change = Change(
         act_id=journal.release_id, proof=proof, kind=_kind(proof, now.baseline), last_known_good=good, baseline=now.baseline,
         sequence=now.sequence + 1, from_version=left, by=request.by, reason=request.reason,
