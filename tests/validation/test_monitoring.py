@@ -11,6 +11,7 @@ from helpers_monitoring import MONITORING, SCALE, day, differences, served
 from validation.errors import EvidenceError
 from validation.monitoring import COVERAGE, WORSE, judge_monitoring
 from validation.monitoring_join import join
+from validation.monitoring_outcomes import purse_of_all
 from validation.monitoring_service import MISSING, REQUESTS, SCORES, proven_share
 from validation.served import MonitorRecords
 
@@ -254,3 +255,36 @@ def test_the_verdict_does_not_depend_on_the_order_of_rows() -> None:
 def test_a_proven_share_is_exact(count: float, n: float, expected: float) -> None:
     """Clopper-Pearson's lower limit at its ends: alpha^(1/n) when all failed."""
     assert proven_share(count, n, 0.01) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("frames", [("matured",), ("predictions", "matured"), ("predictions", "matured", "health")])
+def test_empty_frames_are_inconclusive(frames: tuple[str, ...]) -> None:
+    """Nothing served or nothing known yet, in frames without a row or a type: never healthy, and no error."""
+    records = served(GOOD)
+    empty = {name: pd.DataFrame(columns=getattr(records, name).columns) for name in frames}
+
+    assert said(replace(records, **empty)) == ("inconclusive", "watch")
+
+
+def test_records_without_inputs_are_inconclusive() -> None:
+    """Inputs that nobody counted are missing evidence."""
+    assert said(served(GOOD, inputs=(), scores=())) == ("inconclusive", "watch")
+
+
+def test_a_version_that_is_its_own_fallback_stays() -> None:
+    """Where nothing else could serve, the difference is nothing on every row."""
+    records = served(GOOD)
+    own = records.matured.assign(reference_utility=records.matured["utility"])
+
+    assert said(replace(records, matured=own)) == ("healthy", "none")
+
+
+@pytest.mark.parametrize("mean", [0.0, -3.0])
+def test_what_was_seen_on_a_day_is_seen_the_same_later(mean: float) -> None:
+    """A later look never rewrites an earlier one: each day's purse begins with all that was there the day before."""
+    whole = served(differences(12, mean=mean))
+    last = purse_of_all(whole, MONITORING, join(whole, MONITORING)).values
+
+    for number in range(1, 13):
+        until = replace(whole, today=day(number + 1), matured=whole.matured[whole.matured["known"] <= day(number + 1)])
+        assert purse_of_all(until, MONITORING, join(until, MONITORING)).values == last[:number]
