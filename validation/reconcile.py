@@ -147,11 +147,11 @@ class _Case:
         if registered.unread:
             return "files_unread", f"the files of version {version} cannot be read: {registered.unread}"
         if registered.files != admission.files:
-            what = "were altered" if registered.files else "are gone"
-            return (
-                "version_altered",
-                f"the files of version {version} {what}: sha256 {registered.files or 'none'}, signed {admission.files}",
-            )
+            state = "were altered" if registered.files else "are gone"
+            sha256s = f"sha256 {registered.files or 'none'}, signed {admission.files}"
+            return "version_altered", f"the files of version {version} {state}: {sha256s}"
+        if registered.silent:
+            return "version_silent", f"version {version} does not answer: {registered.silent}"
         return "", ""
 
     def difference(self, kind: str, subject: str, found: str, wanted: str, words: str, repair: Repair, **given: object) -> Difference:
