@@ -25,7 +25,9 @@ def run_id(registry: Registry, registry_settings: Settings, tmp_path_factory: py
     model = client.create_logged_model(registry.experiment_id, name="sized", source_run_id=run)
     client.log_model_artifact(model.model_id, str(folder / "weights"))
     client.create_registered_model("sized")
-    client.create_model_version("sized", f"models:/{model.model_id}", run_id=run)
+    with pytest.MonkeyPatch.context() as patch:  # MLflow looks the logged model up where the process points to
+        patch.setenv("MLFLOW_TRACKING_URI", registry_settings.mlflow_tracking_uri)
+        client.create_model_version("sized", f"models:/{model.model_id}", run_id=run)
     return str(run)
 
 
