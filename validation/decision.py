@@ -26,6 +26,7 @@ class ReleaseDecision:
     reason: str  # every required gate that did not pass, in its own words
     action: str  # the first one's next step; "" when promoted without conditions
     conditions: tuple[str, ...] = ()  # gates that did not pass and were waived: by whom, until when, why, and what they said
+    waits_for_person: bool = False  # everything else speaks for the candidate: ask, then decide again
 
 
 def decide(
@@ -123,6 +124,7 @@ def _waiting(people: People, fallbacks: Sequence[FallbackCheck], reason: str, co
     days = f"{people.policy.approval_days.value:g} days"
     return ReleaseDecision(
         decision="held", serving_kind=serving, serving_version=version, reason=reason, conditions=conditions,
+        waits_for_person=True,
         action=f"`seatrial approve {people.release_id} --by NAME --reason ...` (or --refuse), within {days}",
     )  # fmt: skip
 

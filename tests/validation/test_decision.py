@@ -192,8 +192,16 @@ def test_a_release_waits_for_a_person() -> None:
     decision = decide(verdicts=PASSED, required=GATES, fallbacks=FALLBACKS, candidate_version="9", people=people(asked=True))
 
     assert (decision.decision, decision.serving_kind, decision.serving_version) == ("held", "last_known_good", "7")
+    assert decision.waits_for_person
     assert decision.reason.endswith("; waits for a person")
     assert decision.action.startswith("`seatrial approve flights-20260310-110000-ab12 --by NAME --reason ...` (or --refuse), within 7 days")
+
+
+def test_nobody_is_asked_about_a_release_that_is_refused_anyway() -> None:
+    """A person's time is asked for last: not while a gate stands in the way, even where no fallback can serve."""
+    decision = decide(verdicts=PASSED[1:], required=GATES, fallbacks=(), people=people(asked=True))
+
+    assert (decision.decision, decision.waits_for_person) == ("held", False)
 
 
 def test_what_serves_while_a_person_is_waited_for_is_told_as_it_is() -> None:
