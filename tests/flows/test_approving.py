@@ -1,6 +1,9 @@
 """A person's word is checked, signed, bound to what was there, and read back; the form waits for it outside any process."""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +78,17 @@ def test_a_no_is_recorded_as_done(settings: Settings) -> None:
 
     assert (document["ok"], document["said"], document["expires_at"]) == (True, "refused", "")
     assert standing(people).words.startswith("refused by Ada")
+
+
+def test_a_later_word_stands_for_an_earlier_one(settings: Settings) -> None:
+    """A no to the same evidence can be taken back, and both stay in the journal."""
+    journal, _ = asked(settings)
+    approve(settings, say=say, release_id=RELEASE_ID, refuse=True, **ANSWER)
+    approve(settings, say=say, release_id=RELEASE_ID, by="Grace", reason="the freeze is over")
+    people = people_of(journal, open_notary(open_store(settings), settings), parse_policy(ASKS), now=utc_now())
+
+    assert standing(people).words.startswith("approved by Grace")
+    assert [entry.payload["approved"] for entry in journal.records() if entry.kind == "approval"] == [False, True]
 
 
 def test_evidence_after_the_question_asks_anew(settings: Settings) -> None:
@@ -295,6 +309,20 @@ def test_the_form_keeps_to_the_policy() -> None:
     assert schema["properties"]["approve"]["default"] is False
     assert (schema["properties"]["days"]["maximum"], schema["properties"]["days"]["default"]) == (3.0, 3.0)
     assert json.dumps(schema)  # the server keeps it as JSON
+
+
+def test_the_commands_need_no_framework(tmp_path: Path) -> None:
+    """A typing error is answered at once: exit code 2, a way on, and neither Prefect nor MLflow nor torch was imported."""
+    code = (
+        "import sys; from flows.cli import main; "
+        "code = main(['waive', 'vibes', '--release', 'digits-20260310-110000-ab12', '--by', 'Ada', '--reason', 'x', '--days', '1']); "
+        "print(code, sorted({'prefect', 'mlflow', 'torch'} & set(sys.modules)))"
+    )
+    environment = {**os.environ, "SEATRIAL_HOME": str(tmp_path / "home")}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+
+    assert run.stdout == "2 []\n"
+    assert "there is no gate 'vibes', so nothing was waived. Choose one of: data_contract" in run.stderr
 
 
 def test_every_gate_is_bound(settings: Settings) -> None:
