@@ -35,9 +35,11 @@ def _from_bare(value: Any) -> Any:
 
 
 Share = Annotated[float, Field(ge=0, le=1)]
+Level = Annotated[float, Field(gt=0, lt=1)]
 Positive = Annotated[float, Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 ShareThreshold = Annotated[Threshold[Share], BeforeValidator(_from_bare)]
+LevelThreshold = Annotated[Threshold[Level], BeforeValidator(_from_bare)]
 PositiveThreshold = Annotated[Threshold[Positive], BeforeValidator(_from_bare)]
 CountThreshold = Annotated[Threshold[Count], BeforeValidator(_from_bare)]
 
@@ -111,7 +113,7 @@ class ReconcilePolicy(_Section):
 class MonitoringPolicy(_Section):
     """monitor: when a serving version is unhealthy, and when it is rolled back."""
 
-    alpha: ShareThreshold  # probability of ever rolling back a version that is as good as its fallback
+    alpha: LevelThreshold  # probability of ever rolling back a version that is as good as its fallback
     margin: PositiveThreshold  # how much worse than the fallback is tolerated, in standard deviations of its utility; caps a day's gain
     min_n: CountThreshold  # outcomes whose mean is one value of the test: a day, or as many days as it takes
     maturity_days: CountThreshold  # an outcome is final so many days after its prediction

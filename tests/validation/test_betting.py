@@ -2,6 +2,8 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from validation.betting import blocks, confidence_sequence, log_purse
 
@@ -69,6 +71,12 @@ def test_days_wait_for_enough_rows() -> None:
     found = blocks(["a", "b", "c", "d"], [60, 60, 100, 20], [6.0, 0.0, -50.0, 9.0], 100)
 
     assert [(block.day, block.rows, block.mean) for block in found] == [("b", 120, 0.05), ("c", 100, -0.5)]
+
+
+@given(st.lists(st.floats(min_value=-1.0, max_value=1e6), min_size=1, max_size=40))
+def test_days_within_the_margin_are_never_evidence(values: list[float]) -> None:
+    """Whatever their order and size, days that are no worse than the margin leave no more in the purse than was put in."""
+    assert (log_purse(np.array(values), margin=1.0) <= 1e-9).all()
 
 
 def test_the_confidence_sequence_says_what_the_purse_says() -> None:

@@ -8,11 +8,12 @@ import pandas as pd
 import pytest
 from helpers_monitoring import MONITORING, SCALE, day, differences, served
 
-from validation.errors import EvidenceError
+from validation.errors import ConfigError, EvidenceError
 from validation.monitoring import COVERAGE, WORSE, judge_monitoring
 from validation.monitoring_join import join
 from validation.monitoring_outcomes import purse_of_all
 from validation.monitoring_service import MISSING, REQUESTS, SCORES, proven_share
+from validation.policy import parse_policy
 from validation.served import MonitorRecords
 
 GOOD = differences(20)
@@ -288,3 +289,10 @@ def test_what_was_seen_on_a_day_is_seen_the_same_later(mean: float) -> None:
     for number in range(1, 13):
         until = replace(whole, today=day(number + 1), matured=whole.matured[whole.matured["known"] <= day(number + 1)])
         assert purse_of_all(until, MONITORING, join(until, MONITORING)).values == last[:number]
+
+
+@pytest.mark.parametrize("alpha", [0, 1])
+def test_a_promise_of_never_or_always_is_refused(alpha: float) -> None:
+    """At an alpha of 0 nothing could ever be proven, at 1 everything is."""
+    with pytest.raises(ConfigError, match="Correct these keys"):
+        parse_policy(f"monitoring: {{alpha: {alpha}}}")
