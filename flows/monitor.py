@@ -22,8 +22,6 @@ from infra.serving_log import Part, ServingLog, checked_day, parquet_bytes
 from infra.settings import Settings
 from infra.store import put_blob, put_evidence
 from infra.wording import number
-from trainer import ranks
-from trainer.serving import Live
 from validation.canonical import plain
 from validation.errors import ReleaseError
 from validation.monitoring import NAME, MonitorVerdict, judge_monitoring
@@ -32,7 +30,6 @@ from validation.statements import DECISION, MONITOR, model_subject
 from validation.verdict import Check, GateVerdict, Outcome, sentence
 from validation.waivers import lapsed
 
-DESCRIBE_DEADLINE_S = 300.0
 REASON_CHARS = 1500  # a rollback's reason is signed and stands on the version's page
 REMEDY = "the fallback serves; find out why this version does not load or answer"
 
@@ -100,9 +97,8 @@ def _word(item: Check) -> str:
 
 def _records(desk: Desk, service: InService, day: str) -> tuple[MonitorRecords, tuple[Part, ...]]:
     log = ServingLog(desk.store, service.model)
-    live: Live = ranks.call("trainer.serving:live_of", service.request.recipe, deadline_s=DESCRIBE_DEADLINE_S)
-    origin = origin_of(log, service, desk.say)
-    scene = Scene(service=service, origin=origin, live=live, today=day_before(day), waiver_lapsed=_waiver_lapsed(desk, service))
+    origin = origin_of(log, service)
+    scene = Scene(service=service, origin=origin, today=day_before(day), waiver_lapsed=_waiver_lapsed(desk, service))
     return records_of(log, scene)
 
 

@@ -39,7 +39,7 @@ def predict(settings: Settings, *, say: Say, model: str, day: str) -> dict[str, 
     service = what_serves(store, open_reader(store, settings), model)
     log = ServingLog(store, model)
     parts = log.parts(day)
-    origin = origin_of(log, service, say)
+    origin = kept_origin(log, service)
     order = ScoreOrder(
         recipe=service.request.recipe, day=day, made_at=utc_now(), answered=_answered(log, parts), serving=service.serving,
         reference=service.reference,
@@ -48,6 +48,9 @@ def predict(settings: Settings, *, say: Say, model: str, day: str) -> dict[str, 
         into = Path(scratch) / "scored.parquet"
         scored: Scored = ranks.call("flows.serving:score_day", order, origin, str(into), deadline_s=SCORE_DEADLINE_S)
         kept = _keep(log, service, order, scored, len(parts) + 1, pd.read_parquet(into)) if scored.requests else None
+    if origin is None and scored.origin is not None:
+        say(f"version {service.version} is new: its training and judged data were counted")
+        _keep_origin(log, service, scored.origin)
     return _document(service, order, scored, kept)
 
 
@@ -64,23 +67,27 @@ def lines(document: Mapping[str, Any]) -> list[str]:
     return [*told, *filter(None, (document["failure"], document["reference_failure"])), f"table sha256 {document['table']}"]
 
 
-def origin_of(log: ServingLog, service: InService, say: Say) -> Origin:
-    """What the version looked like where it was made; made and kept at its first prediction. Not kept while a version cannot be asked."""
+def kept_origin(log: ServingLog, service: InService) -> Origin | None:
+    """What the version looked like where it was made, as it was kept at its first prediction; None before."""
     kept = log.reference(service.version, service.reference_version)
+    return None if kept is None else _ORIGIN.validate_python({name: kept[name] for name in Origin.__dataclass_fields__})
+
+
+def origin_of(log: ServingLog, service: InService) -> Origin:
+    """The same, made now if need be: a version that was never asked, or that could not be."""
+    kept = kept_origin(log, service)
     if kept is not None:
-        return parsed_origin(kept)
-    say(f"version {service.version} is new: its training and judged data are counted once")
-    made: Origin = ranks.call(
-        "flows.serving:origin_of", service.request.recipe, service.serving, service.reference, deadline_s=SCORE_DEADLINE_S
-    )
-    if made.failures:
-        return made
-    return parsed_origin(log.add_reference(service.version, service.reference_version, plain(made)))
+        return kept
+    args = (service.request.recipe, service.serving, service.reference)
+    made: Origin = ranks.call("flows.serving:origin_of", *args, deadline_s=SCORE_DEADLINE_S)
+    _keep_origin(log, service, made)
+    return made
 
 
-def parsed_origin(kept: Mapping[str, Any]) -> Origin:
-    """An origin from its kept form."""
-    return _ORIGIN.validate_python({name: kept[name] for name in Origin.__dataclass_fields__})
+def _keep_origin(log: ServingLog, service: InService, made: Origin) -> None:
+    """Not while one of the two versions cannot be asked: the scores or the scale would be missing for ever."""
+    if not made.failures:
+        log.add_reference(service.version, service.reference_version, plain(made))
 
 
 def _answered(log: ServingLog, parts: tuple[Part, ...]) -> npt.NDArray[np.int64]:

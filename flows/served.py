@@ -13,7 +13,6 @@ from flows.in_service import InService
 from flows.serving import SCORES, Origin
 from infra.serving_log import Part, ServingLog, parquet_bytes
 from trainer import ranks
-from trainer.serving import Live
 from validation.drift import Bins, counted
 from validation.served import HEALTH_COLUMNS, PREDICTION_COLUMNS, ColumnCounts, MonitorRecords
 
@@ -26,7 +25,6 @@ class Scene:
 
     service: InService
     origin: Origin
-    live: Live
     today: str  # the last day that is over
     waiver_lapsed: str = ""
 
@@ -49,7 +47,7 @@ def records_of(log: ServingLog, scene: Scene) -> tuple[MonitorRecords, tuple[Par
         model=service.model, version=service.version, model_sha256=service.proof.files_sha256,
         reference_version=service.reference_version or service.version,
         reference_kind="last_known_good" if service.fallbacks and service.fallbacks[0].kind == "last_known_good" else "baseline",
-        since=since, today=scene.today, utility_unit=scene.live.utility_unit, utility_scale=scene.origin.utility_scale,
+        since=since, today=scene.today, utility_unit=scene.origin.utility_unit, utility_scale=scene.origin.utility_scale,
         slices=scene.origin.slices, health=_health(rows[rows["version"] == service.version]),
         predictions=answered[list(PREDICTION_COLUMNS)].reset_index(drop=True), matured=_matured(scene, rows),
         inputs=tuple(_counts(bins, bins.name, own) for bins in scene.origin.columns),

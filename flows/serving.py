@@ -33,6 +33,7 @@ class Origin:
     columns: tuple[Bins, ...]  # of the contract's columns, on the train split
     scores: Bins | None  # on the judge split; None when the version could not be asked
     utility_scale: float  # standard deviation of the fallback's utility on the judge split (of its own without one); NaN: not asked
+    utility_unit: str
     slices: Mapping[str, tuple[str, ...]]  # slice column -> its values on the judge split
     failures: tuple[str, ...]
 
@@ -58,6 +59,7 @@ class Scored:
     failure: str
     reference_failure: str
     counts: Mapping[str, Mapping[str, object]]
+    origin: Origin | None  # that the requests were counted by; None without requests
 
 
 def origin_of(recipe_path: str, serving: Contender, reference: Contender | None) -> Origin:
@@ -71,21 +73,23 @@ def origin_of(recipe_path: str, serving: Contender, reference: Contender | None)
         columns=tuple(reference_bins(name, train.frame[name]) for name in recipe.contract.columns),
         scores=None if scores is None else reference_bins(SCORES, pd.Series(score_columns(SCORES, scores)[SCORES])),
         utility_scale=float("nan") if shadow is None else float(np.nanstd(recipe.outcomes(judge.frame, shadow).utility)),
-        slices={name: tuple(sorted(set(slice_values(judge.frame[name])))) for name in recipe.slices},
+        utility_unit=recipe.card.utility_unit, slices={name: tuple(sorted(set(slice_values(judge.frame[name])))) for name in recipe.slices},
         failures=tuple(filter(None, (failure, shadow_failure))),
     )  # fmt: skip
 
 
-def score_day(order: ScoreOrder, origin: Origin, into: str) -> Scored:
+def score_day(order: ScoreOrder, origin: Origin | None, into: str) -> Scored:
     """Ask the version in service and its fallback for a day's new requests; the table (infra.serving_log.PART_COLUMNS) goes to `into`.
 
+    Args: origin, the version's; None = it was never asked before, and its origin is made.
     A version that cannot be loaded, or whose files are not those that were admitted, answers nothing: that is what its users see.
     """
     recipe = load_recipe(order.recipe)
     asked = requests_of(recipe, order.day, answered=order.answered)
     size = len(asked.row_ids)
     if not size:
-        return Scored(requests=0, answered=0, failure="", reference_failure="", counts={})
+        return Scored(requests=0, answered=0, failure="", reference_failure="", counts={}, origin=None)
+    origin = origin or origin_of(order.recipe, order.serving, order.reference)
     calls = min(LATENCY_CALLS, size)
     scores, failure, latency = _answer(order.serving, asked.inputs, calls)
     shadow, shadow_failure, _ = _answer(order.reference, asked.inputs, 0)
@@ -100,7 +104,7 @@ def score_day(order: ScoreOrder, origin: Origin, into: str) -> Scored:
     table.to_parquet(into, index=False)
     return Scored(
         requests=size, answered=int(answered.sum()), failure=failure, reference_failure=shadow_failure,
-        counts=_counts(asked, origin, table["score"], order.day),
+        counts=_counts(asked, origin, table["score"], order.day), origin=origin,
     )  # fmt: skip
 
 

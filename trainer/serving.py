@@ -30,27 +30,6 @@ class Requests:
     inputs: npt.NDArray[Any]  # (N, ...)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Live:
-    """What a monitor has to know about a recipe."""
-
-    columns: tuple[str, ...]  # of the contract
-    slices: tuple[str, ...]
-    utility_unit: str
-    first: str  # ISO day
-    last: str  # first day after the split; "" = it goes on
-
-
-def live_of(recipe_path: str) -> Live:
-    """A recipe's words about its live split. Raises RecipeError when it has none."""
-    recipe = load_recipe(recipe_path)
-    first, last = _period(recipe)
-    return Live(
-        columns=tuple(recipe.contract.columns), slices=tuple(recipe.slices), utility_unit=recipe.card.utility_unit, first=first[:10],
-        last=last[:10],
-    )  # fmt: skip
-
-
 def requests_of(recipe: Recipe, day: str, *, answered: Sequence[int] | npt.NDArray[np.int64] = ()) -> Requests:
     """A day's requests, without those that were answered before.
 

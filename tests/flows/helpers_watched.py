@@ -10,12 +10,14 @@ from helpers_serving import altered
 
 from flows.acts import Desk, open_desk
 from flows.plan import ReleaseRequest
+from flows.surroundings import WHEN_IDLE
 from infra.export import RegisteredVersion, log_model
 from infra.journal import Journal
 from infra.pointer import Pointer, admit, move_pointer
 from infra.registry import Registry
 from infra.serving_log import ServingLog
 from infra.settings import Settings, embedded_environment, load_settings
+from trainer import ranks
 from validation.statements import BASELINE, DECISION, model_subject
 
 MODEL, RELEASE, NOW = "lamps", "lamps-20260101-000000-3f9c", "2026-01-01T00:00:00+00:00"
@@ -87,6 +89,8 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Settings]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in embedded_environment(settings, {}).items():
             patch.setenv(name, value)
+        ranks.shut_down()
+        ranks.warm_up(when_idle=WHEN_IDLE)  # else every call pays for importing MLflow
         made_versions(settings)
         yield settings
 

@@ -47,7 +47,7 @@ def test_inputs_and_scores_are_counted_on_the_training_bins(watched: Watched) ->
     assert set(counts) == {"x0", "x1", "x2", "colour", ""}
     assert {sum(found["rows"]) for found in counts.values()} == {120}
     assert watched.log.reference(NEW, GOOD) == first
-    assert len([word for word in watched.said if "counted once" in word]) == 1
+    assert len([word for word in watched.said if "is new" in word]) == 1
 
 
 def test_the_same_day_again_changes_nothing(watched: Watched) -> None:
