@@ -1,74 +1,95 @@
 """The models of a release: the candidate is trained and registered, the baseline is there from the first release on."""
 
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from flows.contenders import Scored
+from flows.clock import utc_now
+from flows.effects import carry_out
 from flows.plan import ReleasePlan
 from flows.probes import CALL_DEADLINE_S, Bench, train_candidate
+from flows.under_way import Candidate, Release, Trained
 from infra import export
 from infra.journal import Journal
 from infra.pointer import Pointer
 from trainer import ranks
-from validation.canonical import sha256_hex
-from validation.records import FallbackCheck, SliceRecords
-from validation.slices import plant
+from validation.canonical import digest, sha256_hex
+from validation.records import FallbackCheck
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A trained model that asks to serve, already a version in the registry without any alias."""
-
-    version: str
-    run_id: str
-    model_uri: str
-    folder: Path  # the training run's
-    weights_sha256: str
-    state_sha256: str
-    worker_seconds: float
-    baseline_uri: str
-    last_known_good_uri: str  # "" when nothing was promoted before
-
-
-def register_baseline(plan: ReleasePlan, run_id: str) -> str:
-    """Fit, log and register the recipe's baseline; returns the version."""
-    return _registered(plan, run_id, "baseline", {"recipe": plan.request.recipe}).version
-
-
-def make_candidate(plan: ReleasePlan, bench: Bench, run_id: str, pointer: Pointer) -> Candidate:
-    """Train, then log and register the candidate as a version that serves nobody yet."""
+def train(_: Release, bench: Bench) -> Trained:
+    """Train the candidate."""
     record, folder = train_candidate(bench)
-    weights = folder / "model.safetensors"
-    logged = _registered(plan, run_id, "candidate", {"recipe": plan.request.recipe, "weights": str(weights)})
-    return Candidate(
-        version=logged.version,
-        run_id=run_id,
-        model_uri=logged.model_uri,
-        folder=folder,
-        weights_sha256=sha256_hex(weights.read_bytes()),
-        state_sha256=record.state_sha256,
-        worker_seconds=record.worker_seconds,
-        baseline_uri=export.version_uri(plan.model, pointer.baseline),
-        last_known_good_uri=last_known_good_uri(plan, pointer),
-    )
+    weights = sha256_hex((folder / "model.safetensors").read_bytes())
+    return Trained(folder=folder, weights_sha256=weights, state_sha256=record.state_sha256, worker_seconds=record.worker_seconds)
 
 
-def _registered(plan: ReleasePlan, run_id: str, artifact: str, arguments: dict[str, str]) -> export.RegisteredVersion:
+def register(plan: ReleasePlan, run_id: str, artifact: str, tags: Mapping[str, str], weights: Path | None) -> export.RegisteredVersion:
+    """Export, log and register the candidate of these weights, or the recipe's baseline."""
     logged: export.RegisteredVersion = ranks.call(
         "infra.export:log_model",
         name=plan.model,
         run_id=run_id,
         artifact=artifact,
         builder=f"trainer.scoring:{artifact}_module",
-        arguments=arguments,
+        arguments={"recipe": plan.request.recipe} | ({"weights": str(weights)} if weights else {}),
         example="trainer.scoring:example_inputs",
         example_arguments={"recipe": plan.request.recipe},
+        tags=dict(tags),
         deadline_s=CALL_DEADLINE_S,
     )
     return logged
+
+
+def registered_once(release: Release, artifact: str, of: str, weights: Path | None) -> Mapping[str, Any]:
+    """Register a model, journalled: a process that died after it registered leaves nothing to register again."""
+
+    def act(plan: Mapping[str, Any]) -> Mapping[str, Any]:
+        tags = {"artifact": artifact, "of": of}
+        found = release.registry.find_version(release.plan.model, run_id=plan["run_id"], tags=tags)
+        made = found or release.hands.register(release.plan, plan["run_id"], artifact, tags, weights)
+        return {"version": made.version, "model_uri": made.model_uri, "files_sha256": made.sha256}
+
+    return carry_out(release.journal, f"register_{artifact}", of, {"run_id": release.run_id}, act)
+
+
+def make_candidate(release: Release, bench: Bench, pointer: Pointer) -> Candidate:
+    """Train, then log and register the candidate as a version that serves nobody yet."""
+    trained = release.hands.train(release, bench)
+    made = registered_once(release, "candidate", trained.weights_sha256, trained.weights)
+    return Candidate(
+        version=made["version"], run_id=release.run_id, model_uri=made["model_uri"], files_sha256=made["files_sha256"],
+        folder=trained.folder, weights_sha256=trained.weights_sha256, state_sha256=trained.state_sha256,
+        worker_seconds=trained.worker_seconds, baseline_uri=export.version_uri(release.plan.model, pointer.baseline),
+        last_known_good_uri=last_known_good_uri(release.plan, pointer),
+    )  # fmt: skip
+
+
+def kept_candidate(release: Release, pointer: Pointer) -> tuple[Candidate | None, str]:
+    """The candidate that this release trained before, if nothing changed since; else why not."""
+    found, why = find_candidate(release.journal, bound_by(release.plan))
+    if found is None:
+        return None, why
+    return replace(found, last_known_good_uri=last_known_good_uri(release.plan, pointer, own_version=found.version)), why
+
+
+def keep_candidate(release: Release, found: Candidate) -> Candidate:
+    """Write the candidate down: with which digests it was trained, and what it is compared with."""
+    release.journal.append("candidate", candidate_payload(found, bound_by(release.plan)), time_utc=utc_now())
+    release.candidate = found
+    return found
+
+
+def ensure_candidate(release: Release, make_bench: Callable[[], Bench], pointer: Pointer) -> Candidate:
+    """The candidate that this release trained before if nothing changed since, else a new one."""
+    found, why = kept_candidate(release, pointer)
+    if found is None:
+        release.say(f"candidate: training ({why})")
+        found = make_candidate(release, make_bench(), pointer)
+    else:
+        release.say(f"candidate: reused version {found.version}, {why}")
+    return keep_candidate(release, found)
 
 
 def last_known_good_uri(plan: ReleasePlan, pointer: Pointer, *, own_version: str = "") -> str:
@@ -81,6 +102,11 @@ def _good_versions(pointer: Pointer, own_version: str) -> list[str]:
     """What serves now, then what served before; never the baseline, never the candidate itself."""
     serving = pointer.serving_version if pointer.serving_kind != "baseline" else ""
     return [version for version in dict.fromkeys((serving, pointer.last_known_good)) if version and version != own_version]
+
+
+def bound_by(plan: ReleasePlan) -> dict[str, str]:
+    """Digests of everything that a trained candidate depends on."""
+    return {"code": digest(plan.sources["candidate"]), "data": plan.digests["data"], "config": plan.digests["config"]}
 
 
 def candidate_payload(candidate: Candidate, digests: dict[str, str]) -> dict[str, Any]:
@@ -102,25 +128,6 @@ def find_candidate(journal: Journal, digests: dict[str, str]) -> tuple[Candidate
     if not weights.exists() or sha256_hex(weights.read_bytes()) != found.weights_sha256:
         return None, "its weights are gone from this machine or were altered"
     return found, "every digest matches and its weights are unaltered"
-
-
-def contender_records(plan: ReleasePlan, candidate: Candidate, folder: Path) -> SliceRecords:
-    """Score candidate, last known-good, baseline (as registered) and the rule on the judge split."""
-    uris = {"candidate": candidate.model_uri, "last_known_good": candidate.last_known_good_uri, "baseline": candidate.baseline_uri}
-    out = folder / "outcomes.parquet"
-    scored: Scored = ranks.call(
-        "flows.contenders:score_contenders", plan.request.recipe, {name: uri for name, uri in uris.items() if uri}, str(out),
-        deadline_s=CALL_DEADLINE_S,
-    )  # fmt: skip
-    outcomes = pd.read_parquet(out)
-    column = plan.facts.slices[0]
-    planted_slice = f"{column}={outcomes[column].value_counts().sort_index().idxmax()}"
-    return SliceRecords(
-        outcomes=outcomes, slices=plan.facts.slices, contenders=tuple(scored.quality), utility_unit=plan.facts.card.utility_unit,
-        quality_name=plan.facts.card.quality_name, quality=scored.quality, target_quality=plan.facts.target_quality,
-        planted_slice=planted_slice, planted_outcomes=plant(outcomes, planted_slice), latency_ms=scored.latency_ms,
-        latency_machine=f"{plan.machine.device}, one core",
-    )  # fmt: skip
 
 
 def check_fallbacks(plan: ReleasePlan, pointer: Pointer, own_version: str) -> tuple[FallbackCheck, ...]:

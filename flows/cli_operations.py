@@ -20,6 +20,7 @@ def add_operations(commands: Any) -> None:
 
     finish = _command(commands, "finish", "flows.finishing", "finish", "take over a release whose process died, and bring it to its end")
     finish.add_argument("release_id", metavar="ID")
+    finish.add_argument("--take-over", action="store_true", help="the process that worked on it, on another machine, is gone for sure")
 
     abandon = _command(commands, "abandon", "flows.finishing", "abandon", "end a release whose process died without a decision")
     abandon.add_argument("release_id", metavar="ID")

@@ -17,21 +17,21 @@ PACKAGES = ("flows", "infra", "trainer", "validation")
 HERE = Path(__file__).resolve().parents[1]  # the folder that holds the packages
 RECIPES = "trainer.recipes"  # counts where the release's own recipe is one of them, not because each gate could run it
 # modules that gates reach, but that make and judge no evidence: a plan's digests bind what it says; the others keep and show
-LEFT_OUT = ("flows.plan", "flows.incident", "infra.incidents", "infra.journal", "infra.report")
+LEFT_OUT = ("flows.plan", "flows.under_way", "flows.incident", "infra.incidents", "infra.journal", "infra.report")
 
-# gate -> the modules that make its records and judge them (flows/gates.py puts the two together); `candidate` is what gates judge
+# gate -> the modules that make its records and judge them (flows/hands.py puts the two together); `candidate` is what gates judge
 ENTRIES: dict[str, tuple[str, ...]] = {
     "data_contract": ("trainer.describe", "validation.expectations", "validation.contract"),
     "gradient_equivalence": ("flows.equivalence_probe", "validation.equivalence"),
     "kill_and_resume": ("flows.recovery_probe", "validation.recovery"),
     "scaling": ("flows.probes", "validation.scaling"),
-    "slice_quality": ("flows.candidate", "validation.slices"),
+    "slice_quality": ("flows.slice_probe", "validation.slices"),
     "readiness": ("flows.drills", "validation.readiness"),
     "candidate": ("flows.probes", "infra.export", "trainer.scoring"),
 }
 # of these files only the function that puts the modules together: the rest of them reaches other gates' code
-JUDGING = ("flows/gates.py", "probe_and_judge")
-MAKING = ("flows/candidate.py", "make_candidate")
+JUDGING = ("flows/hands.py", "probe_and_judge")
+MAKING = ("flows/candidate.py", "train")
 
 
 def gate_code_sha256(gate: str, recipe_path: str) -> str:

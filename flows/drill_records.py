@@ -4,11 +4,12 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
-from flows.plan import own_code_sha256
+from flows.code_digests import gate_code_sha256
 from validation.canonical import canonical_json
 from validation.records import Drill
 
 VERSION = 1
+RECIPE = "trainer.drill_recipe:recipe"
 FOLDER = "drills"  # under the home
 
 
@@ -17,8 +18,13 @@ def keep(home: Path, drill: Drill) -> None:
     folder = home / FOLDER
     folder.mkdir(parents=True, exist_ok=True)
     new = folder / f".{drill.name}.json"
-    new.write_bytes(canonical_json({"version": VERSION, "code": own_code_sha256(), **asdict(drill)}))
+    new.write_bytes(canonical_json({"version": VERSION, "code": _code(), **asdict(drill)}))
     new.replace(folder / f"{drill.name}.json")
+
+
+def _code() -> str:
+    """What a drill's result depends on: what readiness reaches, drills and trainer among it."""
+    return gate_code_sha256("readiness", RECIPE)
 
 
 def on_record(home: Path) -> tuple[Drill, ...]:
@@ -27,7 +33,7 @@ def on_record(home: Path) -> tuple[Drill, ...]:
     for path in sorted((home / FOLDER).glob("*.json")):
         try:
             record = json.loads(path.read_bytes())
-            if record.pop("version") == VERSION and record.pop("code") == own_code_sha256():
+            if record.pop("version") == VERSION and record.pop("code") == _code():
                 found.append(Drill(**record))
         except (OSError, ValueError, TypeError, KeyError, AttributeError):
             continue

@@ -16,7 +16,7 @@ def carry_out(journal: Journal, effect: str, of: str, plan: Mapping[str, Any], a
     may have got anywhere in it. Args: of, what this effect belongs to (a decision's digest, ...): the same effect of something else is
     another effect.
     """
-    entries = journal.records()
+    entries = journal.refreshed()
     done = _latest(entries, "done", effect, of)
     if done is not None:
         return dict(done.payload["result"])

@@ -14,6 +14,15 @@ from validation.verdict import GateVerdict
 _VERDICT = TypeAdapter(GateVerdict)
 
 
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What one attempt at a gate took."""
+
+    seconds: float = 0.0  # wall clock of probe and judgement
+    worker_seconds: float = 0.0  # ranks x seconds they existed
+    queued_s: float = 0.0  # waited for the machine's devices
+
+
 def keep_gate_evidence(
     store: ObjectStore,
     verdict: GateVerdict,
@@ -22,17 +31,21 @@ def keep_gate_evidence(
     release_id: str,
     attempt: int,
     digests: Mapping[str, str],
-    seconds: float,
-    worker_seconds: float,
+    sources: Mapping[str, str] | None = None,
+    spent: Spent = Spent(),
     made_at: str,
 ) -> str:
-    """Write the records' tables and the evidence document; returns the document's sha256."""
+    """Write the records' tables and the evidence document; returns the document's sha256.
+
+    Args: digests, of everything that the verdict depends on; sources, file -> sha256 of the code behind digests["code"].
+    """
     return put_evidence(
         store,
         {
             "kind": "gate", "release_id": release_id, "gate": verdict.gate, "attempt": attempt, "verdict": verdict,
-            "records": None if records is None else _referenced(store, records), "digests": dict(digests), "seconds": seconds,
-            "worker_seconds": worker_seconds, "made_at": made_at,
+            "records": None if records is None else _referenced(store, records), "digests": dict(digests), "sources": dict(sources or {}),
+            "seconds": spent.seconds,
+            "worker_seconds": spent.worker_seconds, "queued_s": spent.queued_s, "made_at": made_at,
         },
     )  # fmt: skip
 

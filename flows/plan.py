@@ -1,18 +1,14 @@
 """A release as a value: what was asked, checked before anything is written."""
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import flows
-import infra
-import trainer
-import validation
+from flows.code_digests import all_sources
 from infra.journal import Journal, new_release_id
 from infra.settings import Settings
 from trainer import ranks
@@ -20,10 +16,12 @@ from trainer.config import DRILLS
 from trainer.describe import RecipeFacts
 from trainer.lanes import check_world_size
 from trainer.runlog import machine
-from validation.canonical import digest, sha256_hex
+from validation.canonical import digest
 from validation.errors import ConfigError
 from validation.policy import GATES, Policy, parse_policy
 from validation.records import Machine
+
+Sources = Mapping[str, Mapping[str, str]]
 
 DESCRIBE_DEADLINE_S = 300.0  # a recipe may prepare its data cache on first use
 
@@ -50,6 +48,7 @@ class ReleasePlan:
     folder: Path  # local scratch: runs, frames, report
     machine: Machine
     digests: dict[str, str]  # code, data, config, policy, machine
+    sources: Sources  # gate or "candidate" -> file -> sha256 of all code that its evidence depends on
 
     @property
     def model(self) -> str:
@@ -106,16 +105,16 @@ def make_plan(request: ReleaseRequest, settings: Settings, *, release_id: str = 
         target.mkdir(parents=True, exist_ok=True)
         for split in ("train", "judge"):
             (Path(frames) / f"{split}.parquet").replace(target / f"{split}.parquet")
-    here = machine()
+    here, sources = machine(), all_sources(request.recipe)
     return ReleasePlan(
         release_id=release_id, request=request, facts=facts, policy=policy, world_sizes=world_sizes, folder=folder, machine=here,
-        digests=_digests(facts, policy, world_sizes, request, here),
+        digests=_digests(facts, policy, world_sizes, request, here, sources), sources=sources,
     )  # fmt: skip
 
 
-def request_of(journal: Journal, gate: str) -> ReleaseRequest:
-    """What an earlier release was asked for. Raises ConfigError for an unknown gate or release."""
-    if gate not in GATES:
+def request_of(journal: Journal, gate: str = "") -> ReleaseRequest:
+    """What an earlier release was asked for. Args: gate, "" = none. Raises ConfigError for an unknown gate or release."""
+    if gate and gate not in GATES:
         raise ConfigError(f"there is no gate '{gate}', so nothing was run. Choose one of: {', '.join(GATES)}.")
     started = journal.latest("started")
     if started is None:
@@ -124,20 +123,14 @@ def request_of(journal: Journal, gate: str) -> ReleaseRequest:
     return ReleaseRequest(**{**given, "world_sizes": tuple(given["world_sizes"])})
 
 
-def _digests(facts: RecipeFacts, policy: Policy, world_sizes: tuple[int, ...], request: ReleaseRequest, here: Machine) -> dict[str, str]:
+def _digests(
+    facts: RecipeFacts, policy: Policy, world_sizes: tuple[int, ...], request: ReleaseRequest, here: Machine, sources: Sources
+) -> dict[str, str]:
     config: dict[str, Any] = {"training": facts.training, "world_sizes": world_sizes, "drill": request.drill, "recipe": facts.path}
     return {
-        "code": digest([facts.code_sha256, own_code_sha256()]),
+        "code": digest(sources),
         "data": facts.data_sha256,
         "config": digest(config),
         "policy": digest(policy.model_dump(mode="json")),
         "machine": digest(here),
     }
-
-
-@cache
-def own_code_sha256() -> str:
-    """sha256 over the sources of the four packages: a changed gate makes its old evidence stale."""
-    packages = (flows, infra, trainer, validation)
-    files = sorted(path for package in packages for path in Path(package.__path__[0]).rglob("*") if path.suffix in (".py", ".yaml", ".j2"))
-    return digest([[f"{path.parent.name}/{path.name}", sha256_hex(path.read_bytes())] for path in files])

@@ -1,98 +1,145 @@
-"""The release, in the order in which it happens. Two flows: `release`, and `rerun-gate` for one gate of an earlier release."""
+"""The release as Prefect sees it: three flows over one order of things (flows/conduct.py), each gate a task on the run's page."""
 
-from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, cast
 
-from prefect import flow, get_run_logger, task
+from prefect import flow, get_run_logger, runtime, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from flows.candidate import Candidate, candidate_payload, check_fallbacks, find_candidate, last_known_good_uri, make_candidate
+from flows import baseline
+from flows.approval_form import Question, await_person
+from flows.candidate import ensure_candidate
 from flows.clock import utc_now
-from flows.gates import ON_CANDIDATE, Release, fresh_bench, hold_gate, reusable, skip_gate
+from flows.conduct import Keep, Steps, conduct
+from flows.finishing import known_entries
+from flows.gates import fresh_bench, hold_gate
+from flows.hands import REAL
+from flows.orphans import end_orphans
+from flows.ownership import flow_run_release, owning, remember_flow_run
 from flows.pages import show_gate, show_release
 from flows.plan import ReleasePlan, ReleaseRequest, make_plan, request_of, take_plan
+from flows.probes import Bench
 from flows.progress import ProgressBar
-from flows.promote import conclude, ensure_serving
 from flows.surroundings import make_ready
+from flows.under_way import Candidate, Release
+from infra.attestations import open_notary
 from infra.journal import Journal
-from infra.pointer import Pointer, read_pointer
+from infra.pointer import Pointer
 from infra.registry import Registry
+from infra.settings import Settings
 from infra.store import ObjectStore, open_store
 from validation.errors import RankError, RecipeError, ReleaseError
 from validation.policy import GATES
 from validation.verdict import Outcome
+from validation.waivers import People
 
 
 @flow(name="release", flow_run_name="release {recipe}", persist_result=False)
 def release(recipe: str = "flights", policy: str = "", world_sizes: list[int] | None = None, drill: str = "") -> Any:
-    """Hold every gate, then promote the candidate or keep what serves. `policy` is YAML text laid over the default policy."""
-    request = ReleaseRequest(recipe=recipe, policy_text=policy, world_sizes=tuple(world_sizes or ()), drill=drill)
+    """Hold every gate, then promote the candidate or keep what serves. `policy` is YAML text laid over the default policy.
+
+    A retry of the same flow run goes on with the same release: what passed stays, what failed or is stale is held again.
+    """
     settings = make_ready()
+    end_orphans(settings, get_run_logger().info)
     store = open_store(settings)
     registry = Registry(settings)  # before anything is written: a registry that does not answer starts no release
+    if earlier := flow_run_release(store, flow_run_id()):
+        return _go_on(settings, store, earlier, keep=_keep_of(Journal(store, earlier)))
+    request = ReleaseRequest(recipe=recipe, policy_text=policy, world_sizes=tuple(world_sizes or ()), drill=drill)
     plan = take_plan(request, settings)
+    remember_flow_run(store, flow_run_id(), plan.release_id)
     journal = Journal(store, plan.release_id)
-    journal.append(
-        "started", {"request": request, "model": plan.model, "digests": plan.digests, "machine": plan.machine}, time_utc=utc_now()
-    )
-    return _conduct(plan, registry, store, journal, fresh=frozenset(GATES))
+    started = {"request": request, "model": plan.model, "digests": plan.digests, "machine": plan.machine, "run": _run()}
+    journal.append("started", started, time_utc=utc_now())
+    return _conducted(settings, store, registry, plan, journal, fresh=frozenset(GATES), keep="none")
 
 
 @flow(name="rerun-gate", flow_run_name="rerun {gate} of {release_id}", persist_result=False)
 def rerun_gate(gate: str, release_id: str) -> Any:
-    """Hold one gate of a release again, and those whose evidence is stale or did not pass; then decide again."""
+    """Hold one gate of a release again, and those that are stale or did not pass; then decide again."""
     settings = make_ready()
-    store = open_store(settings)
+    return _go_on(settings, open_store(settings), release_id, gate=gate)
+
+
+@flow(name="finish", flow_run_name="finish {release_id}", persist_result=False)
+def finish_release(release_id: str) -> Any:
+    """Judge what a release has not judged yet, keep everything that still binds, and decide: after a death, or when a person spoke."""
+    settings = make_ready()
+    return _go_on(settings, open_store(settings), release_id, keep="any")
+
+
+def go_on(release_id: str) -> dict[str, Any]:
+    """Run the flow `finish` of a release in this process; returns its document. Raises what stopped it."""
+    state = cast(State[Any], finish_release(release_id, return_state=True))  # not awaitable: no loop runs here
+    document = state.result(raise_on_failure=False)
+    if not isinstance(document, dict):
+        state.result()  # raises the exception that ended the flow
+        raise ReleaseError(f"the flow ended as '{state.name}' without a decision. Run `seatrial show {release_id}` to see how far it came.")
+    return document
+
+
+def _go_on(settings: Settings, store: ObjectStore, release_id: str, *, gate: str = "", keep: Keep = "good") -> State[Any]:
     journal = Journal(store, release_id)
+    known_entries(journal)
     plan = make_plan(request_of(journal, gate), settings, release_id=release_id)
-    return _conduct(plan, Registry(settings), store, journal, fresh=frozenset({gate}))
+    fresh = frozenset({gate} if gate else ())
+    return _conducted(settings, store, Registry(settings), plan, journal, fresh=fresh, keep=keep)
 
 
-def _conduct(plan: ReleasePlan, registry: Registry, store: ObjectStore, journal: Journal, *, fresh: frozenset[str]) -> State[Any]:
-    started_at = utc_now()
-    release = Release(plan=plan, store=store, journal=journal, say=get_run_logger().info)
-    release.say(f"release {plan.release_id}: {plan.facts.card.question}")
-    hold = partial(_gate, release, fresh, ProgressBar("gates", f"0 of {len(GATES)} gates done"))
-    if hold("data_contract") is Outcome.PASS:
-        run_id = registry.start_run(plan.model, plan.release_id)
-        pointer, release.etag = baseline(release, registry, run_id)
-        hold("gradient_equivalence")
-        hold("kill_and_resume")
-        try:
-            version = candidate(release, run_id, pointer).version
-        except ReleaseError as error:
-            version = ""
-            for gate in ON_CANDIDATE:
-                skip_gate(release, gate, f"the candidate could not be made: {error}")
-        else:
-            hold("scaling")
-            hold("slice_quality")
-        release.fallbacks = check_fallbacks(plan, pointer, version)
-        hold("readiness")
-    else:
-        for gate in GATES[1:]:
-            skip_gate(release, gate, "data_contract did not pass, and nothing may be trained on inputs that break their contract")
-        serving, release.etag = read_pointer(store, plan.model)
-        release.fallbacks = check_fallbacks(plan, serving, "") if serving else ()
-    return _finished(*conclude(release, registry, started_at))
+def _conducted(
+    settings: Settings, store: ObjectStore, registry: Registry, plan: ReleasePlan, journal: Journal, *, fresh: frozenset[str], keep: Keep
+) -> State[Any]:
+    made = Release(
+        plan=plan, store=store, journal=journal, notary=open_notary(store, settings), registry=registry, hands=REAL,
+        say=get_run_logger().info,
+    )  # fmt: skip
+    with owning(store, plan.release_id, flow_run_id=flow_run_id()):
+        return _finished(*conduct(made, steps_of_flow(), fresh=fresh, keep=keep))
 
 
-def _gate(release: Release, fresh: frozenset[str], bar: ProgressBar, gate: str) -> Outcome:
-    """Hold a gate, or keep its latest evidence when every digest that binds it still matches."""
-    line, why = (None, "asked for") if gate in fresh else reusable(release, gate)
-    if line is not None:
-        release.lines[gate] = line
-        release.say(f"{gate}: kept, {why}")
-    else:
-        release.say(f"{gate}: running ({why})")
-        state = gate_task.with_options(name=gate)(release, gate, return_state=True)
-        if gate not in release.lines:
-            state.result()  # the probe broke in a way that nobody foresaw: raise it
-    bar.show(100 * len(release.lines) / len(GATES), f"{len(release.lines)} of {len(GATES)} gates done, {gate} last")
-    return release.lines[gate].verdict.outcome
+def flow_run_id() -> str:
+    """The running flow run's; "" outside one."""
+    return str(runtime.flow_run.id or "")
+
+
+def _run() -> dict[str, Any]:
+    """The flow run as the journal names it: what was scheduled for when, and when it ran."""
+    scheduled = runtime.flow_run.scheduled_start_time
+    return {"flow_run_id": flow_run_id(), "scheduled_at": scheduled.isoformat() if scheduled else "", "running_at": utc_now()}
+
+
+def _keep_of(journal: Journal) -> Keep:
+    """What a flow run that begins again may keep: everything when a person was waited for; else what passed or was waived."""
+    entries = known_entries(journal)
+    return "any" if entries[-1].kind in ("approval_requested", "approval") else "good"
+
+
+def steps_of_flow() -> Steps:
+    """Each part as a task of the running flow."""
+    bar = ProgressBar("gates", f"0 of {len(GATES)} gates done")
+
+    def came_on(done: int, gate: str) -> None:
+        bar.show(100 * done / len(GATES), f"{done} of {len(GATES)} gates done, {gate} last")
+
+    return Steps(gate=_gate, baseline=baseline_task, candidate=candidate_task, came_on=came_on, ask=ask_in_flow)
+
+
+def ask_in_flow(release: Release, people: People) -> None:
+    """Show the form on the flow run's page; by hand, say which command answers."""
+    gates = "\n".join(f"- **{gate}**: {line.verdict.outcome}: {line.verdict.reason}" for gate, line in release.lines.items())
+    words = f"May version {release.candidate.version if release.candidate else '?'} of {release.plan.model} serve?\n\n{gates}"
+    question = Question(
+        journal=release.journal, notary=release.notary, policy=release.plan.policy, basis=people.basis, description=words, say=release.say
+    )  # fmt: skip
+    await_person(question)
+
+
+def _gate(release: Release, gate: str) -> None:
+    state = gate_task.with_options(name=gate)(release, gate, return_state=True)
+    if gate not in release.lines:
+        state.result()  # the probe broke in a way that nobody foresaw: raise it
 
 
 @task(task_run_name="{gate}", cache_policy=NO_CACHE)
@@ -107,10 +154,10 @@ def gate_task(release: Release, gate: str) -> State[Any]:
 
 
 @task(task_run_name="baseline", cache_policy=NO_CACHE)
-def baseline(release: Release, registry: Registry, run_id: str) -> tuple[Pointer, str]:
+def baseline_task(release: Release, run_id: str) -> tuple[Pointer, str]:
     """What serves now; at the first release the named baseline is registered and put in service."""
     try:
-        return ensure_serving(release.plan, release.store, registry, run_id)
+        return baseline.ensure_serving(release, run_id)
     except RankError as error:
         raise RecipeError(
             f"the baseline of recipe {release.plan.facts.name} could not be fitted or exported: {error}\nNothing could serve if the "
@@ -119,20 +166,19 @@ def baseline(release: Release, registry: Registry, run_id: str) -> tuple[Pointer
 
 
 @task(task_run_name="candidate", cache_policy=NO_CACHE)
-def candidate(release: Release, run_id: str, pointer: Pointer) -> Candidate:
+def candidate_task(release: Release, run_id: str, pointer: Pointer) -> Candidate:
     """Train and register the candidate, or take the one that this release trained before if nothing changed since."""
-    found, why = find_candidate(release.journal, release.plan.digests)
-    if found is None:
-        release.say(f"candidate: training ({why})")
-        bench, bar = fresh_bench(release, "candidate"), ProgressBar("candidate-training", "training the candidate")
+    release.run_id = run_id
+    bar = ProgressBar("candidate-training", "training the candidate")
+
+    def make_bench() -> Bench:
+        bench = fresh_bench(release, "candidate")
         bench.watch = bar.show
-        found = make_candidate(release.plan, bench, run_id, pointer)
-        bar.show(100.0, f"trained, and registered as version {found.version}")
-    else:
-        release.say(f"candidate: reused version {found.version}, {why}")
-        found = replace(found, last_known_good_uri=last_known_good_uri(release.plan, pointer, own_version=found.version))
-    release.journal.append("candidate", candidate_payload(found, release.plan.digests), time_utc=utc_now())
-    release.candidate = found
+        return bench
+
+    with release.hands.devices(f"candidate of {release.plan.release_id}", release.say):
+        found = ensure_candidate(release, make_bench, pointer)
+    bar.show(100.0, f"registered as version {found.version}")
     return found
 
 

@@ -96,7 +96,16 @@ class Journal:
 
     def latest(self, kind: str) -> Entry | None:
         """The last record of a kind, or None."""
-        return next((entry for entry in reversed(self.records()) if entry.kind == kind), None)
+        return next((entry for entry in reversed(self.refreshed()) if entry.kind == kind), None)
+
+    def refreshed(self) -> tuple[Entry, ...]:
+        """Every record in order, as `records`; of what this object verified before, only newer records are read."""
+        known = self._beginning()
+        while self._store.exists(number := self._number(len(known) + 1)):
+            known = (*known, self._verified(number, len(known) + 1, _tail(known)))
+            self._publish(known[-1])  # its writer may have died before it could
+        self._known = known
+        return known
 
     def _beginning(self) -> tuple[Entry, ...]:
         if self._known is None:

@@ -1,6 +1,7 @@
 """What holds for every test: no telemetry, a key of its own, and no warm server left behind."""
 
 import os
+import tempfile
 
 # before anything imports prefect, mlflow or great_expectations
 os.environ |= {
@@ -8,6 +9,7 @@ os.environ |= {
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "GX_ANALYTICS_ENABLED": "false",
+    "SEATRIAL_DEVICE_LOCK": f"{tempfile.gettempdir()}/sea-trial-tests-{os.getpid()}.lock",  # a test waits for no release on this machine
     "SEATRIAL_SEAL_KEY": "5e" * 32,  # else the first checkpoint of a test would leave a key under the current folder
 }
 

@@ -95,18 +95,17 @@ def test_the_entries_are_what_the_gates_are_made_of() -> None:
 
 
 def test_who_puts_a_gate_together_counts(tree: Path) -> None:
-    """Another call in probe_and_judge makes every gate stale, anything else in its module none; make_candidate is the candidate's."""
+    """Another call in probe_and_judge makes every gate stale, anything else in its module none; train is the candidate's."""
     before = all_sources("flights", folder=HERE)
     for file, (old, new) in {
-        "flows/gates.py": ("policy.scaling)", "policy.scaling )"), "flows/candidate.py": ("candidate(bench)", "candidate( bench)"),
+        "flows/hands.py": ("policy.scaling)", "policy.scaling )"), "flows/candidate.py": ("candidate(bench)", "candidate( bench)"),
     }.items():  # fmt: skip
         (tree / file).write_text((tree / file).read_text().replace(old, new) + "# edited\n")
     after = all_sources("flights", folder=tree)
 
     assert {gate: changed_modules(before[gate], after[gate]) for gate in ENTRIES} == {
-        **{gate: ["flows/gates.py:probe_and_judge"] for gate in GATES},
-        "slice_quality": ["flows/candidate.py", "flows/gates.py:probe_and_judge"],
-        "candidate": ["flows/candidate.py:make_candidate"],
+        **{gate: ["flows/hands.py:probe_and_judge"] for gate in GATES},
+        "candidate": ["flows/candidate.py:train"],
     }
 
 

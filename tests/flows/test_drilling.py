@@ -164,7 +164,7 @@ def test_record_of_other_code_shows_nothing(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "drills" / "torn.json").write_text('{"version": 1')
     (tmp_path / "drills" / "list.json").write_text("[]")
     assert on_record(tmp_path) == (GOOD,)
-    monkeypatch.setattr(drill_records, "own_code_sha256", lambda: "other")
+    monkeypatch.setattr(drill_records, "_code", lambda: "other")
 
     assert on_record(tmp_path) == ()
 

@@ -21,7 +21,7 @@ def verdict(observed: float) -> GateVerdict:
 
 def kept(store: MemoryStore, made: GateVerdict, records: object = None) -> str:
     return keep_gate_evidence(
-        store, made, records, release_id="tiny-20260101-000000-aaaa", attempt=1, digests={"code": "c"}, seconds=1.0, worker_seconds=2.0,
+        store, made, records, release_id="tiny-20260101-000000-aaaa", attempt=1, digests={"code": "c"}, 
         made_at="2026-01-01T00:00:00+00:00",
     )  # fmt: skip
 

@@ -1,0 +1,97 @@
+"""Taking over a release whose process died, or that waited for a person: bring it to its end, or end it without a decision."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from flows.clock import utc_now
+from flows.effects import open_effects
+from flows.ownership import own, owning, release_owner
+from flows.promote import make_true
+from flows.under_way import Desk
+from infra.attestations import open_notary
+from infra.journal import Entry, Journal
+from infra.registry import Registry
+from infra.settings import Settings
+from infra.store import open_store
+from validation.errors import ConfigError
+
+Say = Callable[[str], None]
+PERSON = ("approval", "waiver")  # records that call for deciding anew
+ENDS = ("decided", "abandoned")
+
+
+def finish(settings: Settings, *, say: Say, release_id: str, take_over: bool = False) -> dict[str, Any]:
+    """Bring a release to its end: carry out its decision if there is one, else judge what is missing and decide.
+
+    A release that ended is left alone, unless a person approved or waived since.
+    Args: take_over, a person says that the process which worked on it on another machine is gone.
+    Raises: ConfigError for an unknown or abandoned release; ConflictError when a living process works on it.
+    """
+    store = open_store(settings)
+    journal = Journal(store, release_id)
+    entries = known_entries(journal)
+    if what_is_left(entries) == "nothing":
+        say(f"release {release_id} ended already; nothing was left to do")
+        return {**entries[-1].payload, "ok": entries[-1].payload["decision"] == "promoted"}
+    if what_is_left(entries) == "effects":
+        say(f"release {release_id} decided, and its process died: {len(open_effects(entries))} effects were begun and not ended")
+        desk = Desk(
+            journal=journal, store=store, notary=open_notary(store, settings), registry=Registry(settings),
+            folder=Path(settings.home) / "runs" / release_id, say=say,
+        )  # fmt: skip
+        with owning(store, release_id, take_over=take_over):
+            document, _ = make_true(desk)
+    else:
+        release_owner(store, own(store, release_id, take_over=take_over))  # refuse before a server is started
+        from flows.release import go_on  # Prefect and the warm server are needed only here
+
+        document = go_on(release_id)
+    return {**document, "ok": document["decision"] == "promoted"}
+
+
+def abandon(settings: Settings, *, say: Say, release_id: str, reason: str) -> dict[str, Any]:
+    """End a release that decided nothing. What serves stays; its candidate never serves. A decision that stands is not abandoned."""
+    store = open_store(settings)
+    journal = Journal(store, release_id)
+    entries = known_entries(journal)
+    if any(entry.kind == "decision" for entry in entries):
+        raise ConfigError(
+            f"release {release_id} has decided, so it is not abandoned: what it began has to be ended. Run `seatrial finish {release_id}`."
+        )
+    candidate = next((entry.payload["version"] for entry in reversed(entries) if entry.kind == "candidate"), "")
+    model = entries[0].payload["model"]
+    if candidate:
+        Registry(settings).mark(model, candidate, "abandoned", reason)
+    journal.append("abandoned", {"reason": reason, "candidate": candidate}, time_utc=utc_now())
+    say(f"release {release_id} is abandoned: {reason}")
+    return {"ok": True, "release_id": release_id, "decision": "abandoned", "reason": reason, "candidate_version": candidate}
+
+
+def known_entries(journal: Journal) -> tuple[Entry, ...]:
+    """The records of a release that may go on. Raises ConfigError when there is none, or it was abandoned."""
+    entries = journal.records()
+    if not entries or entries[0].kind != "started":
+        raise ConfigError(f"there is no release '{journal.release_id}' in this store, so nothing was done. `seatrial show` lists them.")
+    if entries[-1].kind == "abandoned":
+        raise ConfigError(
+            f"release {journal.release_id} was abandoned ({entries[-1].payload['reason']}), so nothing was done. Release again."
+        )
+    return entries
+
+
+def what_is_left(entries: tuple[Entry, ...]) -> str:
+    """ "nothing", "effects" of a decision that stands, or "judging": gates, or a decision anew since a person spoke."""
+    kinds = [entry.kind for entry in entries]
+    decision = max((at for at, kind in enumerate(kinds) if kind == "decision"), default=-1)
+    if any(at > decision for at, kind in enumerate(kinds) if kind in PERSON) or decision < 0:
+        return "judging"
+    if any(at > decision for at, kind in enumerate(kinds) if kind == "gate"):
+        return "judging"
+    return "nothing" if kinds[-1] in ENDS else "effects"
+
+
+def lines(document: dict[str, Any]) -> list[str]:
+    """What came of it, for people."""
+    words = [f"{document['release_id']}: {str(document['decision']).replace('_', ' ')}: {document['reason']}"]
+    return words + ([f"next: {document['action']}"] if document.get("action") else [])
