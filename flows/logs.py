@@ -3,7 +3,10 @@
 import logging
 
 # Names of states in which a gate or a release ends by its own word. The reason was logged a line before by whoever judged.
-DECIDED = ("Completed", "Fail", "Inconclusive", "Promoted", "Fell back", "Held")
+DECIDED = (
+    "Completed", "Fail", "Inconclusive", "Promoted", "Fell back", "Held", "In step", "Mended", "Differs", "Needs a person", "Rolled back",
+    "Already there", "Finished", "Overtaken", "Refused",
+)  # fmt: skip
 
 
 def make_quiet() -> None:

@@ -94,10 +94,10 @@ def lines(document: dict[str, Any]) -> list[str]:
 
 
 def reconcile_model(desk: Desk, model: str, *, dry_run: bool = False) -> dict[str, Any]:
-    """Compare one model and mend it; {model, state, act_id, differences, notes}."""
+    """Compare one model and mend it; {model, differences, state, act_id, notes}."""
     told = _Told(model)
-    if not dry_run:
-        told.notes += [f"act {item['act_id']} {item['words']}" for item in finish_open_acts(desk, model)]
+    left_open = [] if dry_run else finish_open_acts(desk, model)
+    told.notes += [f"act {item['act_id']} {item['words']}" for item in left_open]
     before = current(desk.store, model)
     if before.pointer is None:
         kind = "pointer_unreadable" if before.body_sha256 else "pointer_missing"
@@ -113,7 +113,7 @@ def reconcile_model(desk: Desk, model: str, *, dry_run: bool = False) -> dict[st
         if steps and not dry_run:
             _mend(desk, told, before, before.pointer)
     told.notes += [item["words"] for item in dead_releases(desk.store, model)]
-    if any(item.needs_person for item in told.differences):
+    if any(item.needs_person for item in told.differences) or not all(item["ok"] for item in left_open):
         told.state = NEEDS_PERSON
     for item in told.differences:
         desk.say(f"{model}: {item.words}")

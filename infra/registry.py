@@ -161,14 +161,14 @@ class Registry:
         Raises: StoreError when there is no such model; ConflictError when somebody else keeps moving them.
         """
         wanted, changed = pointer_aliases(pointer), set[str]()
-        for _ in range(_SETTLE_TRIES):
+        for left in reversed(range(_SETTLE_TRIES)):
             with _explained(f"set the aliases of {pointer.model}"):
                 found = self._client.get_registered_model(pointer.model)
                 present = {alias: str(version) for alias, version in found.aliases.items() if alias in ALIASES}
                 wrong = [alias for alias in ALIASES if wanted.get(alias) != present.get(alias)]
                 self._note(found, Mirrored(sequence=pointer.sequence, after=wanted, before=present if wrong else {}))
                 for alias in wrong:
-                    if not self._point(pointer.model, alias, wanted.get(alias, "")):
+                    if not self._point(pointer.model, alias, wanted.get(alias, ""), patient=left > 0):
                         del wanted[alias]
             if not wrong:
                 return tuple(alias for alias in ALIASES if alias in changed)
@@ -248,8 +248,11 @@ class Registry:
             body = {"sequence": mirrored.sequence, "after": dict(mirrored.after), "before": dict(mirrored.before)}
             self._client.set_registered_model_tag(found.name, MIRROR_TAG, json.dumps(body, sort_keys=True))
 
-    def _point(self, model: str, alias: str, version: str) -> bool:
-        """Set an alias, or remove it for ""; False when the version is not registered any more."""
+    def _point(self, model: str, alias: str, version: str, *, patient: bool) -> bool:
+        """Set an alias, or remove it for ""; False when the version is not registered any more.
+
+        Args: patient: what else MLflow says is left to the next look: two that set one alias at once make its database complain.
+        """
         from mlflow.exceptions import MlflowException
 
         try:
@@ -260,7 +263,8 @@ class Registry:
         except MlflowException as error:
             if version and _is_absent(error):
                 return False
-            raise
+            if not patient:
+                raise
         return True
 
     def _ensure_experiment(self, name: str, artifacts: str) -> str:

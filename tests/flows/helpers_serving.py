@@ -72,8 +72,9 @@ class Harbour:
         client = desk.registry._client
         if not client.search_registered_models(f"name = '{model}'"):
             client.create_registered_model(model)
-        number = str(len(client.search_model_versions(f"name = '{model}'")) + 1)
-        folder = self.files(model, number)
+        place = self.files(model, "")
+        number = str(len(list(place.iterdir())) + 1 if place.exists() else 1)
+        folder = place / number
         shutil.copytree(self.template, folder)
         (folder / "requirements.txt").write_text(f"# version {number} {text}\n")  # so that no two versions have the same digest
         made = client.create_model_version(model, source=str(folder), run_id=run_id)
