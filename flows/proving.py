@@ -21,7 +21,7 @@ from infra.store import ObjectStore, get_evidence
 from validation.canonical import digest
 from validation.decision import decide
 from validation.errors import ConfigError, EvidenceError
-from validation.policy import DecisionPolicy, parse_policy
+from validation.policy import GATES, DecisionPolicy, parse_policy
 from validation.statements import APPROVAL, BASELINE, DECISION, GATE, ROLLBACK, WAIVER, kind_of, model_subject
 from validation.verdict import GateVerdict
 from validation.waivers import People, Waiver, approval_basis, parse_approval, parse_waiver, why_not
@@ -157,7 +157,8 @@ class _Deciding:
         with chain.naming("journal"):
             entries = Journal(chain.store, told["release_id"]).records()
         self.weights |= {self.said.subjects["weights"]} if "weights" in self.said.subjects else set()
-        verdicts = [self._gate(gate, link) for gate, link in told["gates"].items()]
+        inorder = sorted(told["gates"], key=lambda gate: GATES.index(gate) if gate in GATES else len(GATES))
+        verdicts = [self._gate(gate, told["gates"][gate]) for gate in inorder]
         self._weights()
         people = self._people(entries)
         self._again(verdicts, people, drill=_request(entries).get("drill", ""))
