@@ -204,7 +204,9 @@ def test_an_outcome_before_its_prediction_is_told() -> None:
 def test_rows_of_another_version_are_never_mixed_in() -> None:
     """A broken version's rows under the same ids change nothing, and are no fault."""
     mine, theirs = served(GOOD), served(differences(20, mean=-50.0))
-    both = {name: pd.concat([getattr(theirs, name).assign(version="8"), getattr(mine, name)]) for name in ("predictions", "matured")}
+    both: dict[str, Any] = {
+        name: pd.concat([getattr(theirs, name).assign(version="8"), getattr(mine, name)]) for name in ("predictions", "matured")
+    }
     found = judge_monitoring(replace(mine, **both), MONITORING)
 
     assert (found.health, found.action) == ("healthy", "none")
@@ -262,7 +264,7 @@ def test_a_proven_share_is_exact(count: float, n: float, expected: float) -> Non
 def test_empty_frames_are_inconclusive(frames: tuple[str, ...]) -> None:
     """Nothing served or nothing known yet, in frames without a row or a type: never healthy, and no error."""
     records = served(GOOD)
-    empty = {name: pd.DataFrame(columns=getattr(records, name).columns) for name in frames}
+    empty: dict[str, Any] = {name: pd.DataFrame(columns=getattr(records, name).columns) for name in frames}
 
     assert said(replace(records, **empty)) == ("inconclusive", "watch")
 
