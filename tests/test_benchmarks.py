@@ -23,15 +23,18 @@ NAMES = (
     "flight_recorder",
     "straggler_report",
     "what_if",
+    "store_operations",
     "monitor_replays",
 )
 
+RELEASING = ("orchestration", "rerun")  # whole releases of a small recipe, one process after the other
+
 
 def run(name: str, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(FOLDER / f"{name}.py"), *options], capture_output=True, text=True, timeout=200, check=True)
+    return subprocess.run([sys.executable, str(FOLDER / f"{name}.py"), *options], capture_output=True, text=True, timeout=280, check=True)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in RELEASING)])
 def test_quick_run_prints_one_document(name):
     """With --json, stdout holds one JSON document with the agreed keys and at least one sample."""
     document = json.loads(run(name, "--quick", "--json").stdout)
@@ -42,7 +45,7 @@ def test_quick_run_prints_one_document(name):
     assert document["samples"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *RELEASING])
 def test_help_says_what_is_compared(name):
     """--help shows the benchmark's own words and its limits."""
     assert "Limits:" in run(name, "--help").stdout
