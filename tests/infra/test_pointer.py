@@ -1,11 +1,17 @@
+import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from helpers_stores import KINDS
 
-from infra.pointer import Pointer, list_pointers, move_pointer, pointer_key, read_pointer
-from infra.store import MemoryStore, ObjectStore
+from infra.pointer import Pointer, admission, admit, list_pointers, move_pointer, pointer_key, read_pointer
+from infra.settings import load_settings
+from infra.store import MemoryStore, ObjectStore, open_store
 from validation.canonical import canonical_json, plain
 from validation.errors import ConflictError, EvidenceError
 
@@ -106,3 +112,95 @@ def test_every_models_pointer_is_listed() -> None:
     store.put_new("models/flights/note", b"x")
 
     assert [found.model for found in list_pointers(store)] == ["bytes", "flights"]
+
+
+RACERS, ROUNDS, MOVES = 16, 4, 2
+
+RACE = """
+import json, multiprocessing, sys
+from dataclasses import replace
+from infra.pointer import Pointer, move_pointer, read_pointer
+from infra.settings import load_settings
+from infra.store import open_store
+from validation.errors import ConflictError
+
+settings = json.loads(sys.argv[1])
+racers, rounds, moves = map(int, sys.argv[2:])
+fork = multiprocessing.get_context("fork")
+barrier = fork.Barrier(racers)
+
+def race(number, out):
+    store = open_store(load_settings(**settings), writable=False)
+    won = []
+    for turn in range(rounds):  # all read the same pointer, then all move it
+        pointer, etag = read_pointer(store, "flights")
+        barrier.wait(60)
+        try:
+            move_pointer(store, replace(pointer, sequence=pointer.sequence + 1, release_id=f"r-{number}"), etag)
+            won.append(turn)
+        except ConflictError:
+            pass
+        barrier.wait(60)
+    moved = 0
+    while moved < moves:  # then each moves it so often, whoever else does
+        pointer, etag = read_pointer(store, "flights")
+        try:
+            move_pointer(store, replace(pointer, sequence=pointer.sequence + 1, release_id=f"r-{number}"), etag)
+            moved += 1
+        except ConflictError:
+            pass
+    out.put(won)
+
+out = fork.Queue()
+processes = [fork.Process(target=race, args=(number, out)) for number in range(racers)]
+for process in processes:
+    process.start()
+won = [turn for _ in processes for turn in out.get(timeout=120)]
+for process in processes:
+    process.join(60)
+print(json.dumps(sorted(won)))
+"""
+
+
+@pytest.mark.parametrize("kind", ["folder", "s3"])
+def test_sixteen_processes_move_it_and_no_move_is_lost(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """Real processes on a folder and on an S3 server: each round has one winner, and the sequence counts every move that won."""
+    endpoint = request.getfixturevalue("s3") if kind == "s3" else None
+    where = {"home": str(tmp_path), "store": f"s3://trial/{uuid4().hex}" if endpoint else str(tmp_path / "a store")}
+    settings = where | ({"store_endpoint": endpoint, "store_region": "us-east-1", "store_read_timeout_s": 60.0} if endpoint else {})
+    store = open_store(load_settings(**settings))
+    move_pointer(store, pointer(), None)
+    arguments = [sys.executable, "-c", RACE, json.dumps(settings), str(RACERS), str(ROUNDS), str(MOVES)]
+    done = subprocess.run(arguments, capture_output=True, text=True, timeout=200, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [*range(ROUNDS)]
+    found, _ = read_pointer(store, "flights")
+    assert found is not None
+    assert found.sequence == 1 + ROUNDS + RACERS * MOVES
+
+
+@pytest.mark.parametrize("store", KINDS, indirect=True)
+def test_the_first_admission_stands(store: ObjectStore) -> None:
+    """What let a version serve is written once; a later statement about it changes nothing."""
+    assert admission(store, "flights", "2") == ""
+    assert admit(store, "flights", "2", "a" * 64) == "a" * 64
+    assert admit(store, "flights", "2", "b" * 64) == "a" * 64
+    assert admission(store, "flights", "2") == "a" * 64
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b'{"model":"flights"}', b'{"model":"boat","version":"2","attestation":"a"}'])
+def test_an_admission_that_was_edited_is_refused(body: bytes) -> None:
+    """Bytes that are no admission of this version never let it serve."""
+    store = MemoryStore()
+    store.put_new("models/flights/admitted/2", body)
+
+    with pytest.raises(EvidenceError, match="Restore the object from a backup"):
+        admission(store, "flights", "2")
+
+
+@pytest.mark.parametrize("version", ["", "two", "../1", "-1"])
+def test_only_whole_numbers_are_admitted(version: str) -> None:
+    """A version that could lead elsewhere is refused."""
+    with pytest.raises(EvidenceError, match="is not a version"):
+        admit(MemoryStore(), "flights", version, "a" * 64)
