@@ -21,6 +21,7 @@ from validation.errors import ConfigError
 START_S = 180.0  # the first start migrates an empty database; an idle machine needs 10-25 s
 BUCKET = "sea-trial"
 HEARTBEAT_S = 30  # of a flow run; flows/automations.py calls a run crashed after three that are missing
+LEASES = "prefect.server.concurrency.lease_storage.filesystem"
 _REGION = "us-east-1"
 _FOREIGN = ("PREFECT_PROFILE", "PREFECT_API_KEY", "PREFECT_API_URL", "MLFLOW_TRACKING_URI", "MLFLOW_REGISTRY_URI")
 
@@ -155,7 +156,12 @@ def _stack(folder: Path, settings: Settings, ports: Ports, places: dict[str, str
 
 def _commands(own: Stack, settings: Settings) -> list[Command]:
     """Prefect, MLflow and, when the stack has one of its own, the S3 endpoint."""
-    prefect = {"PREFECT_SERVER_ANALYTICS_ENABLED": "false", "PREFECT_SERVER_LOGGING_LEVEL": "WARNING"}
+    prefect = {
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
+        "PREFECT_UI_URL": own.prefect_url,  # links in notifications
+        "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASES,  # in memory they are forgotten at a restart, and runs that hold one are ended
+    }
     mlflow = {
         "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",  # else seven consumers of 270 MB each
         "MLFLOW_BACKEND_STORE_URI": own.cluster.address("postgresql+psycopg2", "mlflow") if own.cluster else settings.mlflow_tracking_uri,
@@ -176,7 +182,7 @@ def _commands(own: Stack, settings: Settings) -> list[Command]:
             name="mlflow", environment=base | mlflow, folder=own.folder,
             words=[
                 _script("mlflow"), "server", "--host", LOOPBACK, "--port", (port := own.mlflow_url.rpartition(":")[2]), "--workers", "1",
-                "--allowed-hosts", f"{LOOPBACK}:{port},localhost:{port}",
+                "--allowed-hosts", f"{LOOPBACK}:{port},localhost:{port}", "--no-serve-artifacts",
             ],
         ),
     ]  # fmt: skip

@@ -133,7 +133,7 @@ def embedded_environment(settings: Settings, environ: Mapping[str, str] | None =
         "MLFLOW_DISABLE_TELEMETRY": "true",
         "MLFLOW_TRACKING_URI": settings.mlflow_tracking_uri,
         "MLFLOW_ALLOW_PICKLE_DESERIALIZATION": "false",  # a model from a store must not be able to run code
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "4",  # 30 s of backing off; the default is minutes
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "5",  # 60 s of backing off: a server restarts in 10-45 s; the default is minutes
         "MLFLOW_LOGGING_LEVEL": "WARNING",  # the first use tells of every table it makes
         "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",  # stdout belongs to --json
