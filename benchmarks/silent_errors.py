@@ -23,7 +23,7 @@ from pathlib import Path
 
 from support.hearing import CASES, Case, Heard, hear
 from support.output import Document, Sample, parser, progress, publish
-from support.traincheck import PeerResult, peer_results
+from support.traincheck import TITLE, PeerResult, peer_results
 
 from trainer.runlog import machine
 
@@ -75,8 +75,8 @@ def sample_of(item: Heard) -> Sample:
     }  # fmt: skip
 
 
-def page(heard: Sequence[Heard], peer: PeerResult) -> str:
-    """docs/gates/silent_errors.md."""
+def page(heard: Sequence[Heard], beside: Sequence[str]) -> str:
+    """docs/gates/silent_errors.md. Args: beside, the lines of the peer's part."""
     tally, here = Tally.of(heard), machine()
     lines = [
         "# Silent errors: which gate saw what", "",
@@ -100,9 +100,19 @@ def page(heard: Sequence[Heard], peer: PeerResult) -> str:
         "",
         *rows_of(controls),
         "",
-        *peer.page({item.case.id: item.gate for item in heard}),
+        *beside,
     ]
     return "\n".join(lines) + "\n"
+
+
+def standing_part() -> list[str]:
+    """What the page that stands says of TrainCheck."""
+    _, title, found = PAGE.read_text().partition(TITLE)
+    return (
+        [title + line if not at else line for at, line in enumerate(found.rstrip().split("\n"))]
+        if title
+        else PeerResult(missing=LEFT_OUT).page("")
+    )
 
 
 def median_s(heard: Sequence[Heard]) -> float:
@@ -141,18 +151,18 @@ def main() -> int:
     """Hear, compare, write, print."""
     options = parser(__doc__)
     options.add_argument("--only", nargs="+", metavar="ID", help="these cases alone; no page is written")
-    options.add_argument("--no-peer", action="store_true", help="without TrainCheck, which takes half an hour")
+    options.add_argument("--no-peer", action="store_true", help="TrainCheck is not run again; what the page says of it stays")
     arguments = options.parse_args()
     chosen = [case for case in CASES if case.id in arguments.only] if arguments.only else CASES
-    peer = PeerResult(missing=LEFT_OUT)
+    beside = standing_part()
     is_whole = not (arguments.quick or arguments.only)
     if is_whole and not arguments.no_peer:
         with tempfile.TemporaryDirectory() as folder:
-            peer = peer_results(Path(folder))
+            beside = peer_results(Path(folder)).page(f"{datetime.now(UTC):%Y-%m-%d}")
     heard = hear_all([case for case in chosen if case.is_quick][:2] if arguments.quick else chosen)
     tally = Tally.of(heard)
     if is_whole:
-        PAGE.write_text(page(heard, peer))
+        PAGE.write_text(page(heard, beside))
     progress(f"{tally.caught} of {tally.mutants} caught, {tally.named} named, {tally.alarms} false alarms in {tally.controls} controls")
     document = Document(
         name="silent_errors", peer="TrainCheck 0.2.0 on the mutants of one plain training", ratio=tally.caught / max(tally.mutants, 1),

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copy
@@ -32,6 +32,7 @@ ASKED = {
 RIGHT = {"NC-01": "mutants.synchronisation:nc_01", "right-guard": "mutants.randomness:right_guard"}
 UPDATES = 10
 PATIENCE_S = 1800.0
+TITLE = "## Beside TrainCheck"
 PUBLISHED = "Published for TrainCheck (OSDI 2025): 18 of 20 reproduced silent errors found, with under 2 % false alarms."
 
 Broken = frozenset[str]  # invariants in words
@@ -58,24 +59,24 @@ class PeerResult:
     infer_s: float = 0.0
     missing: str = ""
 
-    def page(self, stopped: Mapping[str, str]) -> list[str]:
-        """Its part of the document. Args: stopped, which gate stopped each case, "" = none."""
-        lines = ["## Beside TrainCheck", ""]
+    def page(self, day: str) -> list[str]:
+        """Its part of the document. Args: day, when it ran."""
+        lines = [TITLE, ""]
         if self.missing:
             return [*lines, f"TrainCheck did not run here: {self.missing}", "", PUBLISHED]
         lines += [
-            f"On mutants that one plain training script can show: {self.invariants} invariants inferred from {UPDATES} right updates on "
+            f"Run on {day}. On mutants that one plain training script can show: {self.invariants} invariants inferred from {UPDATES} right updates on "
             f"two ranks in {self.infer_s:.0f} s; the same training once more broke {self.unstable} of them, left out here. Seconds are "
             "of the updates alone, plain and traced, and of looking for broken invariants.",
             "",
-            "| training | the gates | TrainCheck | broken invariants | plain s | traced s | checking s |",
-            "|---|---|---|---|---|---|---|",
+            "| training | TrainCheck | broken invariants | plain s | traced s | checking s |",
+            "|---|---|---|---|---|---|",
         ]
         for run in self.runs:
             word = "found" if run.broken else "not found"
             word = ("false alarm" if run.broken else "quiet") if run.id in RIGHT else word
             first = next(iter(sorted(run.broken)), "")
-            cells = (run.id, stopped.get(run.id) or "pass", word, f"{len(run.broken)} {first}", f"{run.plain_s:.2f}", f"{run.traced_s:.1f}")
+            cells = (run.id, word, f"{len(run.broken)} {first}", f"{run.plain_s:.2f}", f"{run.traced_s:.1f}")
             lines.append(f"| {' | '.join(cells)} | {run.check_s:.0f} |")
         found = sum(bool(run.broken) for run in self.runs if run.id not in RIGHT)
         alarms = sum(bool(run.broken) for run in self.runs if run.id in RIGHT)
