@@ -192,13 +192,22 @@ def test_contradictory_rows_are_left_out_and_told(frame: str, changes: dict[str,
 
 
 def test_an_outcome_before_its_prediction_is_told() -> None:
-    """Nothing can be known before it was predicted."""
+    """Nothing can be known before it was predicted: such an outcome is left out, and somebody has to look."""
     records = served(GOOD)
-    early = records.matured.assign(known=records.matured["known"].mask(records.matured["row_id"] == 900, day(1)))
+    early = replace(records, matured=records.matured.assign(known=records.matured["known"].mask(records.matured["row_id"] == 900, day(1))))
 
-    assert [item.name for item in judge_monitoring(replace(records, matured=early), MONITORING).warnings] == [
-        "outcomes known before their prediction"
-    ]
+    assert [item.name for item in judge_monitoring(early, MONITORING).warnings] == ["outcomes known before their prediction"]
+    assert not join(early, MONITORING).rows["row_id"].eq(900).any()
+
+
+def test_a_utility_that_is_no_number_is_no_outcome() -> None:
+    """Every fifth utility is NaN: covered by four fifths, inconclusive, and told."""
+    records = served(GOOD)
+    bad = records.matured.assign(utility=records.matured["utility"].mask(records.matured["row_id"] % 5 == 0))
+    found = judge_monitoring(replace(records, matured=bad), MONITORING)
+
+    assert (found.health, [item.name for item in found.warnings]) == ("inconclusive", ["outcomes whose utility is no number"])
+    assert "coverage of outcomes" in {item.name for item in found.verdict.checks if item.passed is None}
 
 
 def test_rows_of_another_version_are_never_mixed_in() -> None:
