@@ -11,7 +11,7 @@ from helpers_monitoring import MONITORING, SCALE, day, differences, served
 from validation.errors import ConfigError, EvidenceError
 from validation.monitoring import COVERAGE, WORSE, judge_monitoring
 from validation.monitoring_join import join
-from validation.monitoring_outcomes import purse_of_all
+from validation.monitoring_outcomes import Purse, purse_of_all
 from validation.monitoring_service import MISSING, REQUESTS, SCORES, proven_share
 from validation.policy import parse_policy
 from validation.served import MonitorRecords
@@ -289,6 +289,16 @@ def test_a_version_that_is_its_own_fallback_stays() -> None:
     own = records.matured.assign(reference_utility=records.matured["utility"])
 
     assert said(replace(records, matured=own)) == ("healthy", "none")
+
+
+@pytest.mark.parametrize(("value", "reached"), [(199.9, ""), (200.0, "2013-12-02")], ids=["just below", "exactly"])
+def test_a_purse_ends_a_version_once_it_holds_what_is_needed(value: float, reached: str) -> None:
+    """On the first day that it holds it, whatever it holds later; the most it held is told."""
+    purse = Purse(
+        name="all rows", rows=3, difference=0.0, days=(day(1), day(2), day(3)), means=(0.0,) * 3, values=(1.0, value, 5.0), needed=200.0
+    )
+
+    assert (purse.reached, purse.highest) == (reached, value)
 
 
 @pytest.mark.parametrize("mean", [0.0, -3.0])
