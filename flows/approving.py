@@ -1,7 +1,5 @@
 """What a named person says about a release: `seatrial approve` and `seatrial waive`. Checked, signed, journalled, then decided on."""
 
-import importlib
-import importlib.util
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,13 +11,12 @@ from infra.attestations import Notary, open_notary
 from infra.journal import Entry, Journal
 from infra.settings import Settings
 from infra.store import ObjectStore, get_evidence, open_store
-from validation.errors import ConfigError, EvidenceError
+from validation.errors import ConfigError, ConflictError, EvidenceError
 from validation.policy import GATES, Policy, parse_policy
 from validation.statements import GATE
 from validation.verdict import Outcome
 from validation.waivers import People, human_review_s, shown
 
-FINISHING = "flows.finishing"
 SHORTEST_DAYS = 60 / 86_400  # records have whole seconds
 
 Say = Callable[[str], Any]
@@ -189,16 +186,19 @@ def _days(policy: Policy, days: float) -> float:
 
 
 def _decided_again(settings: Settings, say: Say, release_id: str) -> dict[str, Any] | None:
-    """What the release becomes with what was just said; None where this installation cannot decide here."""
-    if importlib.util.find_spec(FINISHING) is None:
+    """What the release becomes with what was just said; None while another process works on it, which will read it."""
+    from flows.finishing import finish  # only an answer that was taken pays for the registry and the workflow engine
+
+    try:
+        return finish(settings, say=say, release_id=release_id)
+    except ConflictError as error:
+        say(f"recorded, but not decided here: {error}")
         return None
-    decided: dict[str, Any] = importlib.import_module(FINISHING).finish(settings, say=say, release_id=release_id)
-    return decided
 
 
 def _next(case: _Case, decided: Mapping[str, Any] | None) -> str:
     if decided is None:
-        return f"`seatrial finish {case.journal.release_id}` decides again"
+        return f"`seatrial finish {case.journal.release_id}`, unless the process that works on it decides with this"
     return str(decided.get("action") or decided.get("reason") or f"`seatrial show {case.journal.release_id}` says what was decided")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers_approving import ASKS, RELEASE_ID, held, own_settings, release_of
 
-from flows import approving
+from flows import finishing
 from flows.approval_form import Question, await_person, form_for
 from flows.approving import approve, lines, waive
 from flows.clock import utc_now
@@ -28,7 +28,7 @@ from infra.attestations import open_notary
 from infra.journal import Journal
 from infra.settings import Settings
 from infra.store import open_store
-from validation.errors import ConfigError, EvidenceError
+from validation.errors import ConfigError, ConflictError, EvidenceError
 from validation.policy import GATES, parse_policy
 from validation.statements import WAIVER
 from validation.verdict import Outcome
@@ -40,9 +40,14 @@ WAIVES: dict[str, Any] = {"gate": "scaling", "by": "Ada", "reason": "one device 
 
 @pytest.fixture
 def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """A home of the test's own; nothing decides again here."""
-    monkeypatch.setattr(approving, "FINISHING", "flows.nothing_of_this_name")
+    """A home of the test's own, where another process works on every release, so that nothing is decided here."""
+    monkeypatch.setattr(finishing, "finish", busy)
     return own_settings(tmp_path)
+
+
+def busy(*_: Any, **__: Any) -> dict[str, Any]:
+    """What `finish` does while a living process works on the release."""
+    raise ConflictError("process 7 works on it")
 
 
 def asked(settings: Settings, **given: Any) -> tuple[Journal, str]:
@@ -67,7 +72,7 @@ def test_a_yes_is_signed_bound_and_read_back(settings: Settings) -> None:
     assert standing(people).state == "approved"
     assert people.approval is not None
     assert (people.approval.by, people.approval.attestation) == ("Ada", document["attestation"])
-    assert lines(document)[-1] == f"next: `seatrial finish {RELEASE_ID}` decides again"
+    assert lines(document)[-1] == f"next: `seatrial finish {RELEASE_ID}`, unless the process that works on it decides with this"
 
 
 def test_a_no_is_recorded_as_done(settings: Settings) -> None:
@@ -266,17 +271,14 @@ def test_evidence_that_was_edited_cannot_be_approved_or_waived(settings: Setting
         waive(settings, say=say, release_id=RELEASE_ID, **WAIVES)
 
 
-def test_one_command_says_and_decides(settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_command_says_and_decides(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """`approve` ends with the release's new decision, and with its exit."""
     asked(settings)
-    (tmp_path / "finishing_stub.py").write_text(
-        "def finish(settings, *, say, release_id):\n    return {'ok': False, 'action': f'release {release_id} again'}\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.setattr(approving, "FINISHING", "finishing_stub")
+    held_still = {"ok": False, "decision": "held", "action": "release again"}
+    monkeypatch.setattr(finishing, "finish", lambda *_, release_id, **__: {**held_still, "release_id": release_id})
     document = approve(settings, say=say, release_id=RELEASE_ID, **ANSWER)
 
-    assert (document["ok"], document["next"]) == (False, f"release {RELEASE_ID} again")
+    assert (document["ok"], document["next"]) == (False, "release again")
 
 
 def test_outside_a_deployment_nobody_is_waited_for(settings: Settings) -> None:
