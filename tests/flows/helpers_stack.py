@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from helpers_deployment import REPOSITORY, Harbour
 
@@ -54,6 +56,15 @@ class Fleet:
         """Start some lines of Python in the worker's environment."""
         environment = up.worker_environment(self.stack) | given
         return subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=self.stack.folder, stdout=subprocess.PIPE, text=True)
+
+    def stall(self, name: str, seconds: float) -> None:
+        """Stop a server's processes for a while: it is there, and does not answer."""
+        processes = psutil.Process(self.stack.servers[name]._keeper.pid).children(recursive=True)
+        for process in processes:
+            process.suspend()
+        time.sleep(seconds)
+        for process in reversed(processes):
+            process.resume()
 
     def worker_log(self) -> str:
         """All that the worker and its runs have said."""

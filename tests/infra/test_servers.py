@@ -21,7 +21,7 @@ from infra.registry import Registry
 from infra.server_process import LOOPBACK, Command, Server, ServerError, free_port, require_port
 from infra.settings import load_settings
 from infra.store import open_store
-from validation.errors import ConfigError
+from validation.errors import ConfigError, StoreError
 
 Patch = pytest.MonkeyPatch
 SLEEP = [sys.executable, "-c", "import time; time.sleep(600)"]
@@ -270,3 +270,23 @@ def test_a_cluster_is_taken_up_again(on_postgres: servers.Stack) -> None:
     assert eventually(
         lambda: httpx.get(f"{on_postgres.mlflow_url}/api/2.0/mlflow/experiments/search?max_results=1").status_code == 200, 30.0
     )
+
+
+@pytest.mark.slow
+def test_prefect_asks_who_comes_in(tmp_path: Path, monkeypatch: Patch) -> None:
+    """With Prefect's own authentication in the environment: 401 without it, 200 with it, and health stays open for probes."""
+    monkeypatch.setenv("PREFECT_SERVER_API_AUTH_STRING", "trial:a password")
+    with servers.stack(tmp_path / "a stack") as own:
+        url = f"{own.prefect_url}/api/flow_runs/filter"
+        answers = [httpx.post(url, json={}, auth=auth) for auth in (None, ("trial", "guess"), ("trial", "a password"))]
+
+    assert [answer.status_code for answer in answers] == [401, 401, 200]
+
+
+def test_a_registry_that_refuses_connections_is_a_clear_error(tmp_path: Path, monkeypatch: Patch) -> None:
+    """Nobody listens at MLflow's address: an error that names the setting, and says that what serves is not touched."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    settings = load_settings(home=tmp_path, mlflow_tracking_uri=f"http://{LOOPBACK}:{free_port()}")
+
+    with pytest.raises(StoreError, match=r"serving pointer is not touched.*Check SEATRIAL_MLFLOW_TRACKING_URI"):
+        Registry(settings)
