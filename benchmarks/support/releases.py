@@ -63,7 +63,7 @@ class Yard:
         if candidate is None:
             return 0.0
         record = json.loads((Path(candidate["folder"]) / "run.json").read_text())
-        return float(record["worker_seconds"]) / float(record["world_size"])
+        return float(record["seconds"])
 
 
 def journal_s(story: Story) -> float:
