@@ -8,11 +8,12 @@ import pandas as pd
 import pytest
 from helpers_monitoring import MONITORING, SCALE, day, differences, served
 
+from validation.drift import Drift
 from validation.errors import ConfigError, EvidenceError
 from validation.monitoring import COVERAGE, WORSE, judge_monitoring
 from validation.monitoring_join import join
 from validation.monitoring_outcomes import Purse, purse_of_all
-from validation.monitoring_service import MISSING, REQUESTS, SCORES, proven_share
+from validation.monitoring_service import MISSING, REQUESTS, SCORES, drift_warnings, proven_share
 from validation.policy import parse_policy
 from validation.served import MonitorRecords
 
@@ -138,6 +139,24 @@ def test_drift_alone_only_warns() -> None:
     found = judge_monitoring(replace(records, inputs=(moved,)), MONITORING)
 
     assert (found.health, found.action, [item.where for item in found.warnings]) == ("healthy", "watch", ["temp"])
+
+
+@pytest.mark.parametrize(("index", "is_chance", "warned"), [(0.25, False, 0), (0.26, False, 1), (0.9, True, 0), (np.nan, True, 0)])
+def test_a_drift_that_chance_alone_would_show_is_no_warning(index: float, is_chance: bool, warned: int) -> None:
+    """Beyond the limit and beyond chance, both."""
+    drift = Drift(
+        column="temp", rows=9, index=index, is_chance=is_chance, missing_share=0.0, missing_rows=(0, 9), reference_missing_share=0.0
+    )
+
+    assert len(list(drift_warnings(MONITORING, [drift], of_scores=False))) == warned
+
+
+def test_a_day_told_in_parts_is_as_slow_as_its_slowest() -> None:
+    """Two health rows of today add up; a latency that is no number is not hidden by the other."""
+    records = served(GOOD)
+    part = records.health.tail(1).assign(latency_p95_ms=np.nan)
+
+    assert said(replace(records, health=pd.concat([records.health, part], ignore_index=True))) == ("degraded", "watch")
 
 
 def test_too_few_outcomes_are_inconclusive() -> None:
