@@ -42,7 +42,7 @@ from flows.finishing import what_is_left
 from flows.people import checked_answer, people_of, record_approval
 from flows.promote import make_true
 from flows.under_way import Release
-from flows.verifying import prove
+from flows.proving import prove
 from infra.attestations import open_reader
 from infra.export import files_sha256, version_uri
 from infra.journal import Journal

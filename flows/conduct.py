@@ -1,9 +1,10 @@
 """The order of a release, without any framework: gates, candidate, decision, effects. `flows.release` runs it under Prefect."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from flows.admissions import verified
 from flows.baseline import ensure_serving
 from flows.candidate import ensure_candidate
 from flows.clock import utc_now
@@ -16,6 +17,7 @@ from infra.pointer import Pointer, read_pointer
 from infra.report import ReleaseReport
 from validation.errors import ReleaseError
 from validation.policy import GATES
+from validation.records import FallbackCheck
 from validation.verdict import Outcome
 
 Keep = Literal["none", "good", "any"]  # which earlier evidence may stand when its digests match: none, passed or waived, whatever it says
@@ -59,7 +61,7 @@ def judge_all(release: Release, steps: Steps, *, fresh: frozenset[str], keep: Ke
         for gate in GATES[1:]:
             skip_gate(release, gate, "data_contract did not pass, and nothing may be trained on inputs that break their contract")
         pointer, release.etag = read_pointer(release.store, release.plan.model)
-        release.fallbacks = release.hands.check_fallbacks(release.plan, pointer, "") if pointer else ()
+        release.fallbacks = vouched(release, release.hands.check_fallbacks(release.plan, pointer, "")) if pointer else ()
         return
     release.run_id = release.registry.start_run(release.plan.model, release.plan.release_id)
     pointer, release.etag = steps.baseline(release, release.run_id)
@@ -69,8 +71,21 @@ def judge_all(release: Release, steps: Steps, *, fresh: frozenset[str], keep: Ke
     if version:
         judged("scaling")
         judged("slice_quality")
-    release.fallbacks = release.hands.check_fallbacks(release.plan, pointer, version)
+    release.fallbacks = vouched(release, release.hands.check_fallbacks(release.plan, pointer, version))
     judged("readiness")
+
+
+def vouched(release: Release, fallbacks: Sequence[FallbackCheck]) -> tuple[FallbackCheck, ...]:
+    """What could serve instead; a version whose evidence does not verify counts as one that does not load."""
+
+    def checked(item: FallbackCheck) -> FallbackCheck:
+        try:
+            verified(release.notary, release.store, release.registry, release.plan.model, item.version)
+        except ReleaseError as error:
+            return replace(item, loaded=False, detail=f"it may not serve: {error}")
+        return item
+
+    return tuple(checked(item) for item in fallbacks)
 
 
 def _candidate(release: Release, steps: Steps, pointer: Pointer) -> str:

@@ -11,7 +11,7 @@ from flows.reporting import build_report, keep_report
 from flows.under_way import Release
 from infra.journal import Journal
 from infra.pointer import Pointer, ServingKind, admission, read_pointer
-from infra.report import GateLine
+from infra.report import GateLine, with_waivers
 from validation.decision import ReleaseDecision, decide
 from validation.policy import GATES
 from validation.statements import DECISION, model_subject
@@ -58,7 +58,7 @@ def record_decision(release: Release, started_at: str, *, ask: Ask) -> Decided:
         decision = decide_on(release, verdicts, people)
     decision = unless_overtaken(release, decision)
     signed = _signed(release, decision, lines, people)
-    report = build_report(release, lines, decision, started_at)
+    report = build_report(release, with_waivers(lines, people.counting), decision, started_at, people.approval)
     decided = Decided(
         decision=decision, attestation=signed, report=keep_report(release.store, report), expected=release.etag,
         pointer=pointer_after(release, decision, signed), candidate=_candidate_of(release),

@@ -7,14 +7,17 @@ from typing import Any
 from flows.clock import utc_now
 from flows.effects import open_effects
 from flows.ownership import own, owning, release_owner
+from flows.people import people_of
 from flows.promote import make_true
 from flows.under_way import Desk
-from infra.attestations import open_notary
+from infra.attestations import open_notary, open_reader
 from infra.journal import Entry, Journal
 from infra.registry import Registry
 from infra.settings import Settings
 from infra.store import open_store
 from validation.errors import ConfigError
+from validation.policy import parse_policy
+from validation.waivers import standing
 
 Say = Callable[[str], None]
 PERSON = ("approval", "waiver")  # records that call for deciding anew
@@ -31,10 +34,11 @@ def finish(settings: Settings, *, say: Say, release_id: str, take_over: bool = F
     store = open_store(settings)
     journal = Journal(store, release_id)
     entries = known_entries(journal)
-    if what_is_left(entries) == "nothing":
+    left = "judging" if _has_to_ask_anew(settings, journal, entries) else what_is_left(entries)
+    if left == "nothing":
         say(f"release {release_id} ended already; nothing was left to do")
         return {**entries[-1].payload, "ok": entries[-1].payload["decision"] == "promoted"}
-    if what_is_left(entries) == "effects":
+    if left == "effects":
         say(f"release {release_id} decided, and its process died: {len(open_effects(entries))} effects were begun and not ended")
         desk = Desk(
             journal=journal, store=store, notary=open_notary(store, settings), registry=Registry(settings),
@@ -78,6 +82,16 @@ def known_entries(journal: Journal) -> tuple[Entry, ...]:
             f"release {journal.release_id} was abandoned ({entries[-1].payload['reason']}), so nothing was done. Release again."
         )
     return entries
+
+
+def _has_to_ask_anew(settings: Settings, journal: Journal, entries: tuple[Entry, ...]) -> bool:
+    """Whether a release waits for a person who did not answer in time, or whose yes expired unused."""
+    decision = next((entry.payload["decision"] for entry in reversed(entries) if entry.kind == "decision"), {})
+    if not decision.get("waits_for_person"):
+        return False
+    policy = parse_policy(entries[0].payload["request"]["policy_text"] or None, name="the release's policy")
+    people = people_of(journal, open_reader(open_store(settings), settings), policy, now=utc_now())
+    return standing(people).state == "expired"
 
 
 def what_is_left(entries: tuple[Entry, ...]) -> str:

@@ -11,9 +11,9 @@ from typing import Any
 from flows.clock import utc_now
 from flows.deciding import Decided, held_by
 from flows.effects import carry_out
+from flows.proving import prove
 from flows.reporting import kept_report, write_report
 from flows.under_way import Desk
-from flows.verifying import prove
 from infra.export import files_sha256, version_uri
 from infra.markdown import registry_description
 from infra.pointer import Pointer, admit, move_pointer, read_pointer
