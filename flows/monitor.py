@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from flows.acts import Desk, open_desk
+from flows.allowed import check_allowed
 from flows.clock import utc_now
 from flows.in_service import InService, what_serves
 from flows.people import waivers_of
@@ -48,6 +49,7 @@ def monitor(settings: Settings, *, say: Say, model: str, day: str = "", dry_run:
     began = time.monotonic()
     desk = open_desk(settings, say)
     service = what_serves(desk.store, desk.notary, model)
+    check_allowed(service.request.recipe, settings)
     silent = refusal(desk, model, service.proof)
     records, parts = _records(desk, service, day)
     found = judge_monitoring(records, service.policy.monitoring)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from flows.allowed import check_allowed
 from flows.code_digests import all_sources
 from infra.journal import Journal, new_release_id
 from infra.settings import Settings
@@ -84,6 +85,7 @@ def make_plan(request: ReleaseRequest, settings: Settings, *, release_id: str = 
 
     Args: gates, those that will be held (None: those that the policy requires).
     """
+    check_allowed(request.recipe, settings)
     policy = parse_policy(request.policy_text or None, name="the policy file")
     if request.drill and request.drill not in DRILLS:
         raise ConfigError(f"drill '{request.drill}' is unknown, so nothing was started. Choose one of: {', '.join(DRILLS)}.")

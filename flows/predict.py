@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pandas as pd
 from pydantic import TypeAdapter
 
+from flows.allowed import check_allowed
 from flows.clock import utc_now
 from flows.in_service import InService, what_serves
 from flows.serving import Origin, Scored, ScoreOrder
@@ -37,6 +38,7 @@ def predict(settings: Settings, *, say: Say, model: str, day: str) -> dict[str, 
     checked_day(day)
     store = open_store(settings)
     service = what_serves(store, open_reader(store, settings), model)
+    check_allowed(service.request.recipe, settings)
     log = ServingLog(store, model)
     parts = log.parts(day)
     origin = kept_origin(log, service)

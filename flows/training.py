@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from flows.allowed import check_allowed
 from flows.incident_desk import READ, Desk
 from flows.second_tier import SecondTier
 from flows.training_view import Shown, bar_say, make_bar, say, say_mirror
@@ -72,6 +73,7 @@ def train(settings: Settings, request: TrainRequest) -> dict[str, Any]:
     Raises: InputError before anything is written when the request cannot work; RankError when the run's restarts are spent.
     """
     _check(request)
+    check_allowed(request.recipe, settings)
     training: Training = ranks.call("trainer.describe:training_of", request.recipe, deadline_s=DESCRIBE_S)
     _check_ranks(request, training.lanes)
     run = checked_run(request.run) if request.run else f"train-{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
