@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from validation.canonical import digest, sha256_hex
-from validation.errors import EvidenceError, RecipeError, StoreError
+from validation.errors import EvidenceError, RecipeError, StoreError, shown_cause
 
 if TYPE_CHECKING:
     from mlflow.pyfunc import PyFuncModel
@@ -93,7 +93,7 @@ def log_model(
             raise RecipeError(
                 f"the module of {builder} cannot be exported ({type(error).__name__}: {error}). A model that needs pickle to load is not "
                 "registered. Make its forward traceable by torch.export: no branches on values, no Python side effects."
-            ) from error
+            ) from shown_cause(error)
         files_sha256 = _examined(info.model_uri, inputs, builder)
     made = mlflow.register_model(info.model_uri, name, tags={**(tags or {}), FILES_TAG: files_sha256})
     version = str(made.version)
@@ -212,7 +212,7 @@ def _downloaded(model_uri: str, scratch: str) -> Path:
         raise StoreError(
             f"model {model_uri} cannot be fetched ({error}). It cannot serve from here. Check that the version exists and that its "
             "artifacts were not removed; `seatrial show` names the versions in use."
-        ) from error
+        ) from shown_cause(error)
 
 
 def _digest_of(folder: Path) -> str:

@@ -23,7 +23,7 @@ from infra.export import version_uri as version_uri
 from infra.pointer import Pointer, read_pointer
 from infra.settings import RegistrySettings
 from infra.store import ObjectStore
-from validation.errors import ConfigError, ConflictError, StoreError
+from validation.errors import ConfigError, ConflictError, StoreError, shown_cause
 
 if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion, RegisteredModel
@@ -70,7 +70,7 @@ class Registry:
         if settings.mlflow_tracking_uri.startswith("sqlite:"):
             _make_folder(settings.home)
         self.tracking_uri = settings.mlflow_tracking_uri
-        with _explained(f"open {self.tracking_uri.partition('@')[2] or self.tracking_uri}"):  # a password stands before the @
+        with _explained(f"open {self.tracking_uri}"):
             self._client = MlflowClient(tracking_uri=self.tracking_uri, registry_uri=self.tracking_uri)
             self.experiment_id = self._ensure_experiment(settings.experiment, settings.mlflow_artifacts)
 
@@ -350,11 +350,12 @@ def _make_folder(home: Path) -> None:
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
     from mlflow.exceptions import MlflowException
+    from sqlalchemy.exc import SQLAlchemyError  # a database that does not answer at all is told by its own kind
 
     try:
         yield
-    except MlflowException as error:
+    except (MlflowException, SQLAlchemyError) as error:
         raise StoreError(
             f"MLflow could not {what} ({error}). The serving pointer is not touched by that. Check SEATRIAL_MLFLOW_TRACKING_URI and that "
             "the server answers, then run the command again: every step may be repeated."
-        ) from error
+        ) from shown_cause(error)

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from infra.settings import RegistrySettings
-from validation.errors import StoreError
+from validation.errors import StoreError, shown_cause
 
 if TYPE_CHECKING:
     from mlflow.entities import FileInfo
@@ -36,7 +36,7 @@ def registry_bytes(settings: RegistrySettings, *, model: str, version: str, run_
         raise StoreError(
             f"the registry cannot say how large version {version} of {model} is ({error}). Its storage stays out of the sum. See that "
             "SEATRIAL_MLFLOW_TRACKING_URI answers, then run the command again."
-        ) from error
+        ) from shown_cause(error)
     return size
 
 

@@ -1,6 +1,7 @@
 """Where things are kept: SEATRIAL_* variables, read once, checked once, frozen. Reading them makes no file and no connection."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self, TypeVar
@@ -18,6 +19,13 @@ def _absolute(path: Path) -> Path:
     return Path(os.path.abspath(path.expanduser()))  # noqa: PTH100  # unlike resolve(), keeps links: people recognise the path they gave
 
 
+def _endpoint(address: str) -> str:
+    if not re.fullmatch(r"https?://[^\s@]+", address):
+        raise ValueError("it has to be http://host:port or https://host:port, without user or password: credentials come from AWS_*")
+    return address
+
+
+Endpoint = Annotated[str, AfterValidator(_endpoint)]  # it is shown in messages, so it carries no secret
 Made = TypeVar("Made", bound=BaseSettings)
 Folder = Annotated[Path, AfterValidator(_absolute)]
 
@@ -39,7 +47,7 @@ class StoreSettings(HomeSettings):
     """The object store: evidence, journals and pointers."""
 
     store: str = ""  # a folder, or s3://bucket/prefix; default <home>/store
-    store_endpoint: str | None = Field(None, pattern=r"^https?://\S+$")  # of an S3-compatible store; None = the cloud provider's own
+    store_endpoint: Endpoint | None = None  # of an S3-compatible store; None = the cloud provider's own
     store_region: str | None = None
     store_connect_timeout_s: float = Field(5.0, gt=0, le=300)  # a healthy store answers within milliseconds
     store_read_timeout_s: float = Field(30.0, gt=0, le=3600)  # of one request: a whole small object, or one part of a large one

@@ -14,7 +14,7 @@ from infra.settings import StoreSettings
 from infra.store import ANOTHER_BODY, NOT_THE_SAME, NotFoundError, checked_folder, checked_key, checked_prefix, conflict, not_found
 from infra.store_files import CHUNK_BYTES, altered, other_file, receive, stream_sha256, wrong_upload
 from validation.canonical import sha256_hex
-from validation.errors import ConfigError, StoreError
+from validation.errors import ConfigError, StoreError, shown_cause
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -224,13 +224,13 @@ class S3Store:
             ) from None
         except ClientError as error:
             if _code(error) in _ABSENT and what == "read":
-                raise not_found(key, self._where) from error
-            raise StoreError(self._refusal(error, what, key)) from error
+                raise not_found(key, self._where) from shown_cause(error)
+            raise StoreError(self._refusal(error, what, key)) from shown_cause(error)
         except (BotoCoreError, OSError) as error:
             raise StoreError(
                 f"cannot {what} '{key}': {self._where} is not reachable ({error}). A write may or may not have arrived. Check the network "
                 "and SEATRIAL_STORE_ENDPOINT, then run the command again: it reads before it writes."
-            ) from error
+            ) from shown_cause(error)
 
     def _refusal(self, error: ClientError, what: str, key: str) -> str:
         status, code = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode"), _code(error)

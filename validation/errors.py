@@ -10,12 +10,31 @@
     │   └── ConflictError   somebody else wrote first (conditional write lost)
     └── RankError           a rank group died, hung past its deadline or could not start
 
-A failing gate is a verdict, never an exception.
+A failing gate is a verdict, never an exception. No message shows user or password of an address, whatever library said it.
 """
+
+import re
+import traceback
+
+_CREDENTIALS = re.compile(r"""(?<=//)(?:[^\s/'"@]*:[^\s'"]*|[^\s/'"]+)@""")  # user:password@ of an address
+
+
+def without_credentials(text: str) -> str:
+    """A text whose addresses have lost user and password: "http://…@host/path"."""
+    return _CREDENTIALS.sub("…@", text)
+
+
+def shown_cause(error: BaseException) -> BaseException | None:
+    """The error that caused another, for `raise ... from`; None when its traceback would show a password."""
+    told = "".join(traceback.format_exception(error))
+    return error if without_credentials(told) == told else None
 
 
 class ReleaseError(Exception):
     """Base of every error raised by Sea Trial on purpose."""
+
+    def __init__(self, *words: object) -> None:
+        super().__init__(*(without_credentials(word) if isinstance(word, str) else word for word in words))
 
 
 class InputError(ReleaseError):
