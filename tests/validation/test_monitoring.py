@@ -95,6 +95,8 @@ def test_a_version_that_does_not_answer_goes_on_its_first_day() -> None:
 
     assert (found.health, found.action) == ("degraded", "roll_back")
     assert found.reason.startswith(REQUESTS)
+    assert found.verdict.control
+    assert found.verdict.control.caught
 
 
 @pytest.mark.parametrize(("answered", "requests"), [(0, 0), (201, 200)], ids=["no requests", "more answers than requests"])
@@ -166,6 +168,15 @@ def test_too_few_outcomes_are_inconclusive() -> None:
 
     assert (found.health, found.action) == ("inconclusive", "watch")
     assert [item.observed for item in found.verdict.checks if item.name == COVERAGE] == [pytest.approx(0.8)]
+
+
+def test_outcomes_that_stop_coming_are_inconclusive() -> None:
+    """Two good weeks do not speak for the third, of which nothing is known."""
+    records = served(GOOD)
+    found = judge_monitoring(replace(records, matured=records.matured[records.matured["known"] <= day(14)]), MONITORING)
+
+    assert found.health == "inconclusive"
+    assert found.reason.startswith(f"{COVERAGE} (2013-12-14 to 2013-12-20)")
 
 
 def test_a_late_outcome_changes_nothing() -> None:
