@@ -258,7 +258,7 @@ def _trusted_files(folder: Path) -> list[Path]:
 
 def _read(path: Path, what: str, *, private: bool) -> bytes:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # a pipe is not waited for
             found = os.fstat(file.fileno())
             if not stat.S_ISREG(found.st_mode) or found.st_size > _MAX_BYTES:
                 raise ConfigError(f"the {what} {path} is no key file (no regular file, or over 64 KiB). Name a PEM file.")

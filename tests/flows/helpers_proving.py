@@ -46,8 +46,7 @@ class Case:
         verdict = GateVerdict(gate=gate, outcome=outcome, reason=f"{gate} said so", action="mend it", control=control)
         digests = signed.pop("bound", {"code": gate, "data": "d"})
         evidence = keep_gate_evidence(
-            self.store, verdict, None, release_id=signed.pop("evidence_of", RELEASE), attempt=1, digests=digests, seconds=1.0,
-            worker_seconds=1.0, made_at=EARLIER,
+            self.store, verdict, None, release_id=signed.pop("evidence_of", RELEASE), attempt=1, digests=digests, made_at=EARLIER,
         )  # fmt: skip
         subjects = {"evidence": evidence} | ({"weights": signed.pop("weights", WEIGHTS)} if gate == "scaling" else {})
         said = {"release_id": RELEASE, "gate": gate, "attempt": 1, "outcome": outcome, "evidence": evidence, "digests": digests}
