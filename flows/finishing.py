@@ -86,7 +86,7 @@ def known_entries(journal: Journal) -> tuple[Entry, ...]:
 
 def _has_to_ask_anew(settings: Settings, journal: Journal, entries: tuple[Entry, ...]) -> bool:
     """Whether a release waits for a person who did not answer in time, or whose yes expired unused."""
-    decision = next((entry.payload["decision"] for entry in reversed(entries) if entry.kind == "decision"), {})
+    decision: dict[str, Any] = next((entry.payload["decision"] for entry in reversed(entries) if entry.kind == "decision"), {})
     if not decision.get("waits_for_person"):
         return False
     policy = parse_policy(entries[0].payload["request"]["policy_text"] or None, name="the release's policy")
