@@ -8,6 +8,11 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from prefect import flow, get_run_logger
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
 from flows.acts import Desk, open_desk
 from flows.allowed import check_allowed
 from flows.clock import utc_now
@@ -16,7 +21,9 @@ from flows.people import waivers_of
 from flows.predict import origin_of
 from flows.rollback import fall_back, refusal
 from flows.served import Scene, day_before, records_of
+from flows.surroundings import make_ready
 from infra.journal import Journal
+from infra.markdown import artifact_key, gate_artifact_markdown, safe, table_rows
 from infra.pointer import read_pointer
 from infra.report import GateLine
 from infra.serving_log import Part, ServingLog, checked_day, parquet_bytes
@@ -68,6 +75,25 @@ def monitor(settings: Settings, *, say: Say, model: str, day: str = "", dry_run:
     pointer, _ = read_pointer(desk.store, model)
     serving = {"version": pointer.serving_version, "kind": pointer.serving_kind} if pointer else {"version": "", "kind": "none"}
     return document | {"rollback": rollback, "serving": serving, "seconds": time.monotonic() - began}
+
+
+@flow(name="monitor", flow_run_name="monitor {model} {day}", persist_result=False)
+def monitor_flow(model: str, day: str = "", dry_run: bool = False) -> Any:
+    """Judge what serves by what became of its predictions, and fall back from a version that is proven bad. `day` is the day it is."""
+    document = monitor(make_ready(), say=get_run_logger().info, model=model, day=day, dry_run=dry_run)
+    line, told = _line(document), _gist(document)
+    key = artifact_key(line.verdict)
+    create_table_artifact(key=f"{key}-checks", table=table_rows(line.verdict), description=told)
+    create_markdown_artifact(key=key, markdown=f"{safe(told)}\n\n{gate_artifact_markdown(line)}", description=told)
+    return _state(document, told)
+
+
+def _state(document: dict[str, Any], told: str) -> State[Any]:
+    """Green while the version may stay, red when it was found bad, so that this is seen in a list of runs."""
+    if document["ok"]:
+        return Completed(name="Healthy" if document["action"] == "none" else "Watch", message=told, data=document)
+    fell = document["rollback"] is not None and document["rollback"]["ok"]
+    return Failed(name="Rolled back" if fell else "Degraded", message=told, data=document)
 
 
 def lines(document: Mapping[str, Any]) -> list[str]:
@@ -159,7 +185,7 @@ def _fallen_back(settings: Settings, say: Say, service: InService, found: Monito
     return fall_back(settings, service.model, reason, by="monitor", leaving=service.version, say=say)
 
 
-def verdict_line(document: Mapping[str, Any]) -> GateLine:
+def _line(document: Mapping[str, Any]) -> GateLine:
     """The verdict as pages show it."""
     return GateLine(
         verdict=document["verdict"], attempt=1, reused=False, reuse_reason="", seconds=document["seconds"], worker_seconds=0.0,
@@ -167,7 +193,7 @@ def verdict_line(document: Mapping[str, Any]) -> GateLine:
     )  # fmt: skip
 
 
-def gist(document: Mapping[str, Any]) -> str:
+def _gist(document: Mapping[str, Any]) -> str:
     """One sentence for a list of runs."""
     rows = f"{number(document['outcomes'])} outcomes up to {document['judged_up_to']}"
     return f"version {document['version']} is {document['health']} after {rows}; {_ending(document)}"

@@ -13,8 +13,11 @@ from pydantic import TypeAdapter
 from flows.allowed import check_allowed
 from flows.clock import utc_now
 from flows.in_service import InService, what_serves
+from flows.served import day_before
 from flows.serving import Origin, Scored, ScoreOrder
+from flows.surroundings import make_ready
 from infra.attestations import open_reader
+from infra.markdown import safe
 from infra.serving_log import Part, ServingLog, checked_day
 from infra.settings import Settings
 from infra.store import open_store
@@ -54,6 +57,23 @@ def predict(settings: Settings, *, say: Say, model: str, day: str) -> dict[str, 
         say(f"version {service.version} is new: its training and judged data were counted")
         _keep_origin(log, service, scored.origin)
     return _document(service, order, scored, kept)
+
+
+@flow(name="predict", flow_run_name="predict {model} {day}", persist_result=False)
+def predict_flow(model: str, day: str = "") -> Any:
+    """Score the requests of a day with what serves. `day` is YYYY-MM-DD; "" is yesterday, UTC: the last day that is over."""
+    day = day or day_before(datetime.now(UTC).date().isoformat())
+    document = predict(make_ready(), say=get_run_logger().info, model=model, day=day)
+    return _shown(document)
+
+
+def _shown(document: dict[str, Any]) -> State[Any]:
+    """On the flow run's page; red when nothing was answered."""
+    told = lines(document)
+    create_markdown_artifact(key="predictions", markdown="\n\n".join(map(safe, told)), description=told[0])
+    if document["ok"]:
+        return Completed(name="Scored", message=told[0], data=document)
+    return Failed(name="Not answered", message=f"{told[0]}; run the monitor: it falls back", data=document)
 
 
 def lines(document: Mapping[str, Any]) -> list[str]:
