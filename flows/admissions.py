@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from flows.proving import prove
 from infra.attestations import Attestation, Notary
-from infra.pointer import admission
+from infra.pointer import Pointer, admission
 from infra.registry import Registry
 from infra.store import ObjectStore, get_blob
 from validation.errors import ConfigError, EvidenceError
@@ -33,7 +34,7 @@ def verified(notary: Notary, store: ObjectStore, registry: Registry, model: str,
 
     Raises: NotAdmittedError when it never was; EvidenceError when something does not verify; StoreError when it cannot be read.
     """
-    proof = read_admission(notary, store, model, version)
+    proof = proven(notary, store, model, version)
     registry.version(model, version)  # deleted: says so
     found = registry.files(model, version)
     if found != proof.files_sha256:
@@ -42,6 +43,24 @@ def verified(notary: Notary, store: ObjectStore, registry: Registry, model: str,
             "This is not the model that was judged, so it may not serve. Restore its artifacts from a backup, or name another version."
         )
     return proof
+
+
+def proven(notary: Notary, store: ObjectStore, model: str, version: str) -> Proof:
+    """`read_admission`, and the decision made once more from its evidence (flows/proving.py); the files are not looked at."""
+    proof = read_admission(notary, store, model, version)
+    prove(notary, store, proof.attestation)
+    return proof
+
+
+def pointer_problem(notary: Notary, store: ObjectStore, pointer: Pointer) -> str:
+    """Why the statement that a pointer names does not put its version in service; "" when it does."""
+    try:
+        said = prove(notary, store, pointer.attestation)
+    except EvidenceError as error:
+        return str(error)
+    if (said.model, said.version) == (pointer.model, pointer.serving_version) and said.decision in ("", "promoted"):
+        return ""
+    return f"statement {pointer.attestation} is about {said.model} version {said.version or '(none)'} ({said.decision or said.kind})"
 
 
 def read_admission(notary: Notary, store: ObjectStore, model: str, version: str) -> Proof:

@@ -15,7 +15,7 @@ from prefect.states import Completed, Failed
 from prefect.tasks import task
 
 from flows.acts import Change, Current, Desk, Say, Step, begin, current, finish_open_acts, move_step, new_act, open_desk
-from flows.admissions import known_models, read_admission
+from flows.admissions import known_models, pointer_problem, read_admission
 from flows.reconcile_facts import dead_releases, gather
 from flows.rollback import pointer_words, refusal
 from flows.surroundings import make_quiet_place
@@ -107,6 +107,7 @@ def reconcile_model(desk: Desk, model: str, *, dry_run: bool = False) -> dict[st
         )
     else:
         told.differences = _judged(desk, before.pointer)
+        told.differences += _unsigned(desk, before.pointer, told.differences)
         steps = [item for item in told.differences if item.repair != "report_only"]
         if steps:
             told.state = DIFFERS
@@ -134,6 +135,29 @@ def _judged(desk: Desk, pointer: Pointer) -> list[Difference]:
             tried.add(version)
             if problem := refusal(desk, pointer.model, read_admission(desk.notary, desk.store, pointer.model, version)):
                 silent[version] = problem
+
+
+def _unsigned(desk: Desk, pointer: Pointer, found: Sequence[Difference]) -> list[Difference]:
+    """A pointer that was edited by hand, or is from before statements were signed. A move signs anew; nothing else here does."""
+    if after_moves(pointer, tuple(found))[2] or not (problem := pointer_problem(desk.notary, desk.store, pointer)):
+        return []
+    version = pointer.serving_version
+    words = (
+        f"the pointer names version {version}, but not by a signed word: {problem}. If that version is to serve, "
+        f'`seatrial rollback {pointer.model} --to {version} --reason "..."` signs for it; else name another one'
+    )
+    return [
+        Difference(
+            kind="pointer_not_signed",
+            model=pointer.model,
+            subject="pointer",
+            found=pointer.attestation,
+            wanted="",
+            words=words,
+            repair="report_only",
+            needs_person=True,
+        )
+    ]
 
 
 def _mend(desk: Desk, told: _Told, before: Current, pointer: Pointer) -> None:

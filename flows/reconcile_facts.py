@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.acts import Desk
-from flows.admissions import admitted_versions, read_admission
+from flows.admissions import admitted_versions, proven, read_admission
 from flows.ownership import is_alive, owner_of
 from infra.journal import Journal, list_releases
 from infra.pointer import Pointer
@@ -83,7 +83,7 @@ def dead_releases(store: ObjectStore, model: str) -> list[dict[str, str]]:
 
 def _admission(desk: Desk, model: str, version: str) -> Admission:
     try:
-        proof = read_admission(desk.notary, desk.store, model, version)
+        proof = proven(desk.notary, desk.store, model, version)
     except StoreError:
         raise  # not known is not the same as not proven
     except ReleaseError as error:

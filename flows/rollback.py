@@ -15,7 +15,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from flows.acts import Change, Current, Desk, Say, Step, begin, current, finish_open_acts, move_step, new_act, open_desk, user
-from flows.admissions import Proof, admitted_versions, known_models, read_admission, verified
+from flows.admissions import Proof, admitted_versions, known_models, pointer_problem, read_admission, verified
 from flows.surroundings import make_quiet_place
 from infra.export import version_uri
 from infra.pointer import Pointer, ServingKind
@@ -103,7 +103,7 @@ def carry_out_rollback(desk: Desk, request: Request) -> dict[str, Any]:
     if now.serving_version != leaving and (request.leaving or not request.version):
         words = f"{request.model} version {leaving} does not serve any more: version {now.serving_version} does, by {now.release_id}"
         return answer.document("overtaken", f"{words}. Nothing more was done", pointer=now)
-    if request.version == now.serving_version:
+    if request.version == now.serving_version and not pointer_problem(desk.notary, desk.store, now):
         mirror_current(desk.registry, desk.store, request.model)
         return answer.document("already", f"{request.model} version {now.serving_version} serves already, by {now.release_id}", pointer=now)
     ranks.warm_up(when_idle=ANSWERING)
@@ -156,8 +156,8 @@ def _moved(desk: Desk, answer: _Answer, before: Current, now: Pointer) -> dict[s
     kept = now.last_known_good not in (left, proof.version) and request.version  # passed over just now, it is good no longer
     good = now.last_known_good if kept else ""
     change = Change(
-        act_id=journal.release_id, proof=proof, kind=_kind(proof, now.baseline), last_known_good=good, baseline=now.baseline,
-        sequence=now.sequence + 1, from_version=left, by=request.by, reason=request.reason,
+        act_id=journal.release_id, proof=proof, kind=now.serving_kind if proof.version == left else _kind(proof, now.baseline),
+        last_known_good=good, baseline=now.baseline, sequence=now.sequence + 1, from_version=left, by=request.by, reason=request.reason,
     )  # fmt: skip
     steps = [move_step(desk, request.model, before, change), {"effect": "mirror", "plan": {}}, *_marks(change, now)]
     results = begin(desk, journal, "rollback", steps, model=request.model, by=request.by, reason=request.reason)
@@ -229,7 +229,7 @@ def _kind(proof: Proof, baseline: str) -> ServingKind:
 def _marks(change: Change, now: Pointer) -> list[Step]:
     """What the pages say afterwards; the baseline stays the baseline."""
     steps: list[Step] = [return_step(change.proof, change.reason)]
-    if change.from_version not in ("", now.baseline):
+    if change.from_version not in ("", now.baseline, change.proof.version):
         plan = {"version": change.from_version, "status": "rolled_back", "reason": change.reason}
         steps.append({"effect": "mark", "plan": plan, "if_moved": True})
     return steps

@@ -20,6 +20,7 @@ from infra.registry import Registry
 from infra.settings import Settings, embedded_environment, load_settings
 from infra.store import ObjectStore, open_store, put_evidence
 from validation.statements import BASELINE, DECISION, GATE, model_subject
+from validation.verdict import Control, GateVerdict, Outcome
 
 RELEASE = "boat-20260131-181542-3f9c"
 NOW = "2026-01-31T18:15:42+00:00"
@@ -95,7 +96,7 @@ def admitted(desk: Desk, model: str, version: str, *, kind: str = "decision", ga
     if kind == "baseline":
         statement = desk.notary.attest(BASELINE, subjects, facts)
     else:
-        links = {gate: _gate(desk, gate) for gate in gates}
+        links = gate_links(desk, gates)
         statement = desk.notary.attest(
             DECISION, subjects,
             facts | {"decision": "promoted", "reason": "all pass", "gates": links, "required": list(gates), "waivers": [], "approval": ""},
@@ -136,16 +137,19 @@ def acts(desk: Desk, model: str) -> list[list[str]]:
     return [[entry.kind for entry in Journal(desk.store, act_id, root="acts").records()] for act_id in ids]
 
 
-def _gate(desk: Desk, gate: str) -> dict[str, str]:
-    evidence = put_evidence(desk.store, {"kind": "gate", "gate": gate, "release_id": RELEASE})
-    statement = desk.notary.attest(
-        GATE, {"evidence": evidence},
-        {
-            "release_id": RELEASE, "gate": gate, "attempt": 1, "outcome": "pass", "evidence": evidence, "digests": {"code": "c"},
-            "made_at": NOW,
-        },
-    )  # fmt: skip
-    return {"evidence": evidence, "attestation": statement, "outcome": "pass"}
+def gate_links(desk: Desk, gates: Sequence[str], release_id: str = RELEASE) -> dict[str, dict[str, str]]:
+    """Gates that passed, as a decision names them: evidence and statement of each."""
+    links = {}
+    for gate in gates:
+        control = Control(planted="a defect", expected="check", caught=True)
+        verdict = GateVerdict(gate=gate, outcome=Outcome.PASS, reason="fine", action="", control=control)
+        digests = {"code": "c"}
+        facts = {"release_id": release_id, "gate": gate, "attempt": 1, "digests": digests}
+        evidence = put_evidence(desk.store, {"kind": "gate", **facts, "verdict": verdict})
+        said = facts | {"outcome": "pass", "evidence": evidence, "made_at": NOW}
+        statement = desk.notary.attest(GATE, {"evidence": evidence}, said)
+        links[gate] = {"evidence": evidence, "attestation": statement, "outcome": "pass"}
+    return links
 
 
 def altered(path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from helpers_serving import altered
+from helpers_serving import altered, gate_links
 
 from flows.acts import Desk, open_desk
 from flows.plan import ReleaseRequest
@@ -65,7 +65,14 @@ def admitted(desk: Desk, version: str) -> None:
     subjects = {model_subject(MODEL, version): desk.registry.version(MODEL, version).sha256}
     facts = {"release_id": RELEASE, "model": MODEL, "version": version, "digests": {"code": "c"}, "made_at": NOW}
     if version != BASE:
-        facts |= {"decision": "promoted", "reason": "all pass", "gates": {}, "required": [], "waivers": [], "approval": ""}
+        facts |= {
+            "decision": "promoted",
+            "reason": "all pass",
+            "gates": gate_links(desk, ("scaling",), RELEASE),
+            "required": ["scaling"],
+            "waivers": [],
+            "approval": "",
+        }
     admit(desk.store, MODEL, version, desk.notary.attest(BASELINE if version == BASE else DECISION, subjects, facts))
 
 

@@ -8,8 +8,10 @@ import pytest
 from helpers_serving import RELEASE, Harbour, acts, admitted, altered, harbour, model, serves, serving
 
 from flows import reconcile as reconciling
+from flows import rollback as rolling
 from flows.acts import Desk, new_act, open_acts
 from flows.reconcile import lines, reconcile_model, reconcile_models
+from flows.rollback import Request, carry_out_rollback
 from infra.journal import Journal
 from infra.pointer import admission, move_pointer, pointer_key, read_pointer
 from infra.registry import FILES_TAG
@@ -216,6 +218,24 @@ def test_a_pointer_that_cannot_be_read_is_never_guessed(harbour: Harbour, model:
     assert document["state"] == "needs_person"
     assert f"`seatrial rollback {model} --to 3" in document["differences"][0]["words"]
     assert acts(desk, model) == []
+
+
+@pytest.mark.parametrize("attestation", ["", "of version 2", "f" * 64], ids=["none", "of-another", "unknown"])
+def test_a_pointer_that_was_edited_calls_a_person(harbour: Harbour, model: str, attestation: str) -> None:
+    """It names an admitted version, but not by a signed word: reported with the command, which signs for it and marks nothing."""
+    desk = harbour.desk()
+    pointer = serving(harbour, desk, model)
+    wrong = admission(desk.store, model, "2") if attestation == "of version 2" else attestation
+    move_pointer(desk.store, replace(pointer, attestation=wrong), desk.store.get_with_etag(pointer_key(model))[1])
+    document = reconcile_model(desk, model)
+
+    assert (document["state"], repairs(document)) == ("needs_person", [("pointer_not_signed", "report_only")])
+    assert f"`seatrial rollback {model} --to 3" in document["differences"][0]["words"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rolling, "refusal", lambda *_: "")
+        carry_out_rollback(desk, Request(model=model, reason="it is the right one", by="ada", version="3"))
+    assert serves(desk, model) == ("3", "candidate", "2")
+    assert in_step(desk, model)
 
 
 def test_what_an_act_left_open_is_finished_first(harbour: Harbour, model: str) -> None:
