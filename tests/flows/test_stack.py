@@ -48,20 +48,7 @@ def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
 
 
 @pytest.fixture(scope="module")
-def killed(port: Fleet) -> tuple[str, float]:
-    """A flow run whose process was killed after its first heartbeat, and when; nobody but the automation can notice."""
-    process = port.python(SLEEPER)
-    assert process.stdout is not None
-    run_id = process.stdout.readline().strip()
-    wanted = {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}, "any_resource": {"id": [f"prefect.flow-run.{run_id}"]}}}
-    until(lambda: port.prefect.ask("events/filter", wanted)["events"] or None, 60.0, "a heartbeat")
-    process.kill()
-    process.wait()
-    return run_id, time.monotonic()
-
-
-@pytest.fixture(scope="module")
-def released(port: Fleet, killed: Any) -> dict[str, Any]:
+def released(port: Fleet) -> dict[str, Any]:
     """A release in whose course each server was restarted, and the database then stood still for some seconds."""
     run_id = port.prefect.schedule("release/daily-flights", {"recipe": "digits:recipe", "policy": POLICY})
     moments = {"gradient_equivalence: running": "prefect", "kill_and_resume: PASS": "mlflow", "scaling: running": "postgres"}
@@ -75,7 +62,23 @@ def released(port: Fleet, killed: Any) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def refused(port: Fleet, released: Any) -> dict[str, Any]:
+def killed(port: Fleet, released: Any) -> tuple[str, float]:
+    """A flow run whose process was killed after its first heartbeat, and when; nobody but the automation can notice.
+
+    After the restarts: Prefect holds an event back for 15 minutes when the one before it was lost with a server's memory.
+    """
+    process = port.python(SLEEPER)
+    assert process.stdout is not None
+    run_id = process.stdout.readline().strip()
+    wanted = {"filter": {"event": {"name": ["prefect.flow-run.heartbeat"]}, "any_resource": {"id": [f"prefect.flow-run.{run_id}"]}}}
+    until(lambda: port.prefect.ask("events/filter", wanted)["events"] or None, 60.0, "a heartbeat")
+    process.kill()
+    process.wait()
+    return run_id, time.monotonic()
+
+
+@pytest.fixture(scope="module")
+def refused(port: Fleet, killed: Any) -> dict[str, Any]:
     """A release whose data contract does not hold."""
     return port.prefect.ended(port.prefect.schedule("release/daily-flights", {"recipe": "late_digits:recipe", "policy": POLICY}), RELEASE_S)
 
@@ -158,11 +161,10 @@ def test_a_killed_run_is_called_crashed(port: Fleet, killed: tuple[str, float], 
     run_id, since = killed
     run = port.prefect.ended(run_id, max(1.0, since + SILENT_S + 90 - time.monotonic()))
     said = until(lambda: [text for text in port.told.said if "a run that is killed" in text] or None, TOLD_S, f"{port.told.said}")
-    wanted = {"flow_runs": {"tags": {"all_": ["auto-scheduled"]}}, "deployments": {"name": {"any_": ["reconcile"]}}}
+    runs = port.prefect.ask("flow_runs/filter", {"deployments": {"name": {"any_": ["reconcile"]}}})
 
     assert (run["state_type"], "no heartbeat" in run["state"]["message"]) == ("CRASHED", True)
     assert "Crashed. no heartbeat" in said[0]
-    runs = port.prefect.ask("flow_runs/filter", {"deployments": wanted["deployments"]})
     assert [item for item in runs if (item["created_by"] or {}).get("type") == "AUTOMATION"]
 
 
