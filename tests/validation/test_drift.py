@@ -43,6 +43,15 @@ def test_chance_is_as_large_as_theory_says() -> None:
     assert np.mean(found) == pytest.approx(chance_index(10, 20_000, 500)[0], rel=0.1)
 
 
+def test_chance_is_subtracted_and_called_chance() -> None:
+    """100 rows without a change: an index of about 0.09 before, next to nothing after, and called chance in 95 of 100 windows."""
+    random = np.random.default_rng(6)
+    found = [counted(pd.Series(random.normal(size=100))) for _ in range(100)]
+
+    assert np.mean([item.index for item in found]) < 0.03
+    assert sum(item.is_chance for item in found) >= 95
+
+
 def test_a_moved_column_has_drifted() -> None:
     """A shift by one standard deviation is a major one."""
     found = counted(pd.Series(np.random.default_rng(1).normal(1.0, 1.0, 500)))
