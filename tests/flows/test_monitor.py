@@ -3,8 +3,10 @@
 import pytest
 from helpers_watched import BAD, BASE, GOOD, MODEL, NEW, Watched, broken, watched, yard
 
-from flows.monitor import lines, monitor
-from flows.predict import predict
+from flows import monitor as module
+from flows import predict as predicting
+from flows.monitor import lines, monitor, monitor_flow
+from flows.predict import predict, predict_flow
 from infra.attestations import open_reader
 from infra.pointer import read_pointer
 from infra.store import get_evidence
@@ -32,28 +34,28 @@ def serving(watched: Watched) -> str:
 def test_a_version_that_is_worse_than_its_fallback_is_rolled_back(watched: Watched) -> None:
     """Proven by outcomes: a dry run only says so, the next one puts last known-good in service, and the signed verdict stays."""
     watched.serve(BAD)
-    score(watched, 3, 4, 5)
-    dry = look(watched, 7, dry_run=True)
+    score(watched, 3, 4)
+    dry = look(watched, 6, dry_run=True)
     assert (dry["action"], dry["rollback"], serving(watched)) == ("roll_back", None, BAD)
-    found = look(watched, 7)
+    found = look(watched, 6)
     said = open_reader(watched.desk.store, watched.settings).read(found["attestation"], MONITOR)
 
     assert (found["ok"], found["health"], found["serving"]) == (False, "degraded", {"version": GOOD, "kind": "last_known_good"})
     assert found["rollback"]["reason"].startswith("monitor: evidence of being worse")
     assert get_evidence(watched.desk.store, said.subjects["evidence"])["verdict"]["outcome"] == "fail"
-    assert watched.log.verdicts("2026-01-07") == (dry["attestation"], found["attestation"])
+    assert watched.log.verdicts("2026-01-06") == (dry["attestation"], found["attestation"])
     assert "rolled back: version 2" in lines(found)[-1]
 
 
 def test_a_good_version_stays(watched: Watched) -> None:
     """A version as good as its fallback keeps serving; lamps that were taken down are excluded, not missing."""
     watched.serve(NEW)
-    score(watched, 3, 4, 5)
-    found = look(watched, 7)
+    score(watched, 3, 4)
+    found = look(watched, 6)
 
     assert (found["ok"], found["rollback"], serving(watched)) == (True, None, NEW)
-    # up to the 6th: three days of predictions, all of them mature
-    assert (found["judged_up_to"], found["predictions"], found["outcomes"]) == ("2026-01-06", 360, 360)
+    # up to the 5th: two days of predictions, all of them mature
+    assert (found["judged_up_to"], found["predictions"], found["outcomes"]) == ("2026-01-05", 240, 240)
 
 
 def test_only_mature_outcomes_are_read(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +89,7 @@ def test_a_version_that_does_not_load_is_replaced_at_once(watched: Watched, brok
 def test_a_broken_last_known_good_is_passed_over(watched: Watched, broken: str) -> None:
     """When the last known-good does not verify either, the named baseline serves."""
     watched.serve(BAD, good=broken)
-    score(watched, 3, 4, 5)
+    score(watched, 3, 4)
     found = look(watched, 7)
 
     assert found["reference_version"] == broken
@@ -129,3 +131,22 @@ def test_predictions_edited_by_hand_are_no_evidence(watched: Watched) -> None:
 
     with pytest.raises(EvidenceError, match=r"Restore serving/ from"):
         look(watched, 5)
+
+
+def test_the_flows_show_what_was_done(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A day that was scored is green, a version that was taken out of service red, with checks, pictures and words on its page."""
+    shown: dict[str, dict[str, object]] = {}
+    for place in (module, predicting):
+        monkeypatch.setattr(place, "make_ready", lambda: watched.settings)
+        monkeypatch.setattr(place, "get_run_logger", lambda: type("Logger", (), {"info": watched.said.append}))
+        monkeypatch.setattr(place, "create_markdown_artifact", lambda **given: shown.update({given["key"]: given}))
+    monkeypatch.setattr(module, "create_table_artifact", lambda **given: shown.update({given["key"]: given}))
+    watched.serve(BAD)
+    score(watched, 3)
+    scored = predict_flow.fn(MODEL, "2026-01-04")
+    state = monitor_flow.fn(MODEL, "2026-01-06")
+
+    assert (scored.name, state.name, state.is_failed()) == ("Scored", "Rolled back", True)
+    assert set(shown) == {"predictions", "monitoring", "monitoring-checks"}
+    assert "data:image/png;base64," in shown["monitoring"]["markdown"]  # type: ignore[operator]
+    assert "rolled back: version 2" in str(shown["monitoring"]["description"])

@@ -85,15 +85,14 @@ def _fed(frame: pd.DataFrame, candidate: nn.Module) -> list[tuple[str, pd.DataFr
 
 def stale(frame: pd.DataFrame) -> pd.DataFrame:
     """History columns as they stood for the same airport's last flight that was due at least a day before; the first day stays."""
-    old = frame.copy()
-    for _, rows in frame.groupby("origin").indices.items():
-        due = frame["departure"].to_numpy()[rows]
-        order = rows[np.argsort(due, kind="stable")]
-        due = np.sort(due)
-        before = np.searchsorted(due, due - DAY, side="right") - 1
+    due, held = frame["departure"].to_numpy(), frame[list(HISTORY)].to_numpy()
+    old = held.copy()
+    for rows in frame.groupby("origin").indices.values():
+        order = np.asarray(rows)[np.argsort(due[rows], kind="stable")]
+        before = np.searchsorted(due[order], due[order] - DAY, side="right") - 1
         known = before >= 0
-        old.loc[old.index[order[known]], list(HISTORY)] = frame[list(HISTORY)].to_numpy()[order[before[known]]]
-    return old
+        old[order[known]] = held[order[before[known]]]
+    return frame.assign(**{name: old[:, place] for place, name in enumerate(HISTORY)})
 
 
 def _torn(candidate: nn.Module) -> nn.Module:
