@@ -9,6 +9,7 @@ import boto3
 from boto3.s3.transfer import TransferConfig, create_transfer_manager
 from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError, PartialCredentialsError
+from botocore.parsers import ResponseParserError
 
 from infra.settings import StoreSettings
 from infra.store import ANOTHER_BODY, NOT_THE_SAME, NotFoundError, checked_folder, checked_key, checked_prefix, conflict, not_found
@@ -82,7 +83,7 @@ class S3Store:
 
     def exists(self, key: str) -> bool:
         try:
-            self._ask(lambda: self._client.head_object(Bucket=self._bucket, Key=self._name(key)), "read", key)
+            self._ask(lambda: self._client.head_object(Bucket=self._bucket, Key=self._name(key))["ETag"], "read", key)
         except NotFoundError:
             return False
         return True
@@ -92,7 +93,7 @@ class S3Store:
 
         def pages() -> list[str]:
             walk = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=at, Delimiter="/")
-            return [item["Prefix"].removeprefix(at).rstrip("/") for page in walk for item in page.get("CommonPrefixes", [])]
+            return [item["Prefix"].removeprefix(at).rstrip("/") for page in walk if page["Name"] for item in page.get("CommonPrefixes", [])]
 
         return sorted(self._ask(pages, "list", prefix))
 
@@ -101,7 +102,7 @@ class S3Store:
 
         def pages() -> list[str]:
             walk = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=self._prefix + prefix)
-            return [item["Key"].removeprefix(self._prefix) for page in walk for item in page.get("Contents", [])]
+            return [item["Key"].removeprefix(self._prefix) for page in walk if page["Name"] for item in page.get("Contents", [])]
 
         return sorted(self._ask(pages, "list", prefix))
 
@@ -231,6 +232,12 @@ class S3Store:
                 f"cannot {what} '{key}': {self._where} is not reachable ({error}). A write may or may not have arrived. Check the network "
                 "and SEATRIAL_STORE_ENDPOINT, then run the command again: it reads before it writes."
             ) from shown_cause(error)
+        except (KeyError, ResponseParserError) as error:  # every answer of a store has its fields, also an empty listing
+            raise StoreError(
+                f"cannot {what} '{key}': what answered for {self._where} is no S3 store ({type(error).__name__}: {error}). Nothing is "
+                "known of the object. Look for a proxy or a sign-in page in the way and check SEATRIAL_STORE_ENDPOINT, then run the command "
+                "again."
+            ) from None
 
     def _refusal(self, error: ClientError, what: str, key: str) -> str:
         status, code = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode"), _code(error)
