@@ -321,6 +321,8 @@ def _print_overview(overview: dict[str, Any]) -> None:
     console = _people()
     render_rows(overview["serving"], console, title="what serves")
     render_rows(overview["releases"], console, title="latest releases, newest first")
+    if overview["acts"]:
+        render_rows(overview["acts"], console, title="latest acts, newest first")
     if not overview["releases"]:
         console.print("No release stands in this store. Start one with `seatrial release flights`.")
 

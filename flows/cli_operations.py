@@ -25,6 +25,7 @@ def add_operations(commands: Any) -> None:
     abandon = _command(commands, "abandon", "flows.finishing", "abandon", "end a release whose process died without a decision")
     abandon.add_argument("release_id", metavar="ID")
     abandon.add_argument("--reason", required=True)
+    abandon.add_argument("--take-over", action="store_true", help="the process that worked on it, on another machine, is gone for sure")
 
     approve = _command(commands, "approve", "flows.approving", "approve", "say yes, or no, to a release that waits for a person")
     approve.add_argument("release_id", metavar="ID")
@@ -61,7 +62,7 @@ def add_operations(commands: Any) -> None:
     cost = _command(commands, "cost", "flows.costing", "cost", "what a release costs and waits for, by releases a week and devices")
     cost.add_argument("release_id", nargs="?", default="", metavar="ID", help="whose costs (default: the latest release)")
     cost.add_argument("--per-week", default="1,2,5,10,20,50", help="releases a week")
-    cost.add_argument("--devices", default="1,2,4")
+    cost.add_argument("--devices", default="1,2,3,4")
     cost.add_argument("--seed", type=int, default=0)
 
     up = _command(commands, "up", "flows.up", "up", "both UIs on this machine, until stopped")

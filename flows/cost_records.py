@@ -136,7 +136,7 @@ def queued_s(story: Story) -> float | None:
     scheduled, running = story.started.get("scheduled_at"), story.started.get("running_at")
     if not scheduled or not running:
         return None
-    return max(0.0, between(str(scheduled), str(running))) + sum(float(document.get("waited_s", 0.0)) for _, document in story.gates)
+    return max(0.0, between(str(scheduled), str(running))) + sum(float(document.get("queued_s", 0.0)) for _, document in story.gates)
 
 
 def asked_at(story: Story) -> float:

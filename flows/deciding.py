@@ -152,7 +152,7 @@ def _signed(release: Release, decision: ReleaseDecision, lines: Sequence[GateLin
         "required": list(plan.policy.required), "waivers": [waiver.attestation for waiver in people.counting],
         "approval": people.approval.attestation if people.approval else "", "made_at": people.now,
     }  # fmt: skip
-    about = {model_subject(plan.model, candidate.version): candidate.files_sha256} if candidate else {}
+    about = {model_subject(plan.model, candidate.version): candidate.files_sha256, "weights": candidate.weights_sha256} if candidate else {}
     return release.notary.attest(DECISION, about, said)
 
 

@@ -1,6 +1,7 @@
 """A release as a value: what was asked, checked before anything is written."""
 
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -49,6 +50,7 @@ class ReleasePlan:
     folder: Path  # local scratch: runs, frames, report
     machine: Machine
     digests: dict[str, str]  # code, data, config, policy, machine
+    prepared_s: float = 0.0  # describing the recipe and preparing its data
     sources: Sources  # gate or "candidate" -> file -> sha256 of all code that its evidence depends on
 
     @property
@@ -97,6 +99,7 @@ def make_plan(request: ReleaseRequest, settings: Settings, *, release_id: str = 
         )
     scratch = Path(settings.home) / "runs"
     scratch.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
     with tempfile.TemporaryDirectory(dir=scratch, prefix="planning-") as frames:
         facts: RecipeFacts = ranks.call("trainer.describe:describe", request.recipe, frames, deadline_s=DESCRIBE_DEADLINE_S)
         for world_size in world_sizes:
@@ -107,10 +110,11 @@ def make_plan(request: ReleaseRequest, settings: Settings, *, release_id: str = 
         target.mkdir(parents=True, exist_ok=True)
         for split in ("train", "judge"):
             (Path(frames) / f"{split}.parquet").replace(target / f"{split}.parquet")
+    prepared_s = time.monotonic() - began
     here, sources = machine(), all_sources(request.recipe)
     return ReleasePlan(
         release_id=release_id, request=request, facts=facts, policy=policy, world_sizes=world_sizes, folder=folder, machine=here,
-        digests=_digests(facts, policy, world_sizes, request, here, sources), sources=sources,
+        digests=_digests(facts, policy, world_sizes, request, here, sources), sources=sources, prepared_s=prepared_s,
     )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """The release as Prefect sees it: three flows over one order of things (flows/conduct.py), each gate a task on the run's page."""
 
+from functools import partial
+from pathlib import Path
 from typing import Any, cast
 
 from prefect import flow, get_run_logger, runtime, task
@@ -12,17 +14,18 @@ from flows.approval_form import Question, await_person
 from flows.candidate import ensure_candidate
 from flows.clock import utc_now
 from flows.conduct import Keep, Steps, conduct
-from flows.finishing import known_entries
+from flows.finishing import known_entries, what_is_left
 from flows.gates import fresh_bench, hold_gate
 from flows.hands import REAL
 from flows.orphans import end_orphans
-from flows.ownership import flow_run_release, owning, remember_flow_run
+from flows.ownership import Owner, check_owner, flow_run_release, owning, remember_flow_run
 from flows.pages import show_gate, show_release
 from flows.plan import ReleasePlan, ReleaseRequest, make_plan, request_of, take_plan
 from flows.probes import Bench
 from flows.progress import ProgressBar
+from flows.promote import make_true
 from flows.surroundings import make_ready
-from flows.under_way import Candidate, Release
+from flows.under_way import Candidate, Desk, Release
 from infra.attestations import open_notary
 from infra.journal import Journal
 from infra.pointer import Pointer
@@ -45,21 +48,32 @@ def release(recipe: str = "flights", policy: str = "", world_sizes: list[int] | 
     end_orphans(settings, get_run_logger().info)
     store = open_store(settings)
     registry = Registry(settings)  # before anything is written: a registry that does not answer starts no release
-    if earlier := flow_run_release(store, flow_run_id()):
+    earlier = flow_run_release(store, flow_run_id())
+    if earlier and Journal(store, earlier).records():
         return _go_on(settings, store, earlier, keep=_keep_of(Journal(store, earlier)))
     request = ReleaseRequest(recipe=recipe, policy_text=policy, world_sizes=tuple(world_sizes or ()), drill=drill)
-    plan = take_plan(request, settings)
+    plan = make_plan(request, settings, release_id=earlier) if earlier else take_plan(request, settings)
     remember_flow_run(store, flow_run_id(), plan.release_id)
     journal = Journal(store, plan.release_id)
-    started = {"request": request, "model": plan.model, "digests": plan.digests, "machine": plan.machine, "run": _run()}
-    journal.append("started", started, time_utc=utc_now())
-    return _conducted(settings, store, registry, plan, journal, fresh=frozenset(GATES), keep="none")
+    with owning(store, plan.release_id, flow_run_id=flow_run_id()) as owner:
+        started = {
+            "request": request,
+            "model": plan.model,
+            "digests": plan.digests,
+            "machine": plan.machine,
+            "prepared_s": plan.prepared_s,
+            **_run(),
+        }
+        journal.append("started", started, time_utc=utc_now())
+        made = _under_way(settings, store, registry, plan, journal, owner)
+        return _finished(*conduct(made, steps_of_flow(), fresh=frozenset(GATES), keep="none"))
 
 
 @flow(name="rerun-gate", flow_run_name="rerun {gate} of {release_id}", persist_result=False)
 def rerun_gate(gate: str, release_id: str) -> Any:
     """Hold one gate of a release again, and those that are stale or did not pass; then decide again."""
     settings = make_ready()
+    end_orphans(settings, get_run_logger().info)
     return _go_on(settings, open_store(settings), release_id, gate=gate)
 
 
@@ -67,6 +81,7 @@ def rerun_gate(gate: str, release_id: str) -> Any:
 def finish_release(release_id: str) -> Any:
     """Judge what a release has not judged yet, keep everything that still binds, and decide: after a death, or when a person spoke."""
     settings = make_ready()
+    end_orphans(settings, get_run_logger().info)
     return _go_on(settings, open_store(settings), release_id, keep="any")
 
 
@@ -81,22 +96,34 @@ def go_on(release_id: str) -> dict[str, Any]:
 
 
 def _go_on(settings: Settings, store: ObjectStore, release_id: str, *, gate: str = "", keep: Keep = "good") -> State[Any]:
-    journal = Journal(store, release_id)
+    journal, registry = Journal(store, release_id), Registry(settings)
     known_entries(journal)
-    plan = make_plan(request_of(journal, gate), settings, release_id=release_id)
-    fresh = frozenset({gate} if gate else ())
-    return _conducted(settings, store, Registry(settings), plan, journal, fresh=fresh, keep=keep)
+    request = request_of(journal, gate)
+    with owning(store, release_id, flow_run_id=flow_run_id()) as owner:
+        _end_what_was_begun(settings, store, registry, journal, owner)
+        plan = make_plan(request, settings, release_id=release_id)
+        made = _under_way(settings, store, registry, plan, journal, owner)
+        return _finished(*conduct(made, steps_of_flow(), fresh=frozenset({gate} if gate else ()), keep=keep))
 
 
-def _conducted(
-    settings: Settings, store: ObjectStore, registry: Registry, plan: ReleasePlan, journal: Journal, *, fresh: frozenset[str], keep: Keep
-) -> State[Any]:
+def _end_what_was_begun(settings: Settings, store: ObjectStore, registry: Registry, journal: Journal, owner: Owner) -> None:
+    """Carry out a decision whose process died on the way, before anything is judged anew."""
+    if what_is_left(journal.records()) == "effects":
+        desk = Desk(
+            journal=journal, store=store, notary=open_notary(store, settings), registry=registry,
+            folder=Path(settings.home) / "runs" / journal.release_id, say=get_run_logger().info,
+            still_mine=partial(check_owner, store, owner),
+        )  # fmt: skip
+        make_true(desk)
+
+
+def _under_way(settings: Settings, store: ObjectStore, registry: Registry, plan: ReleasePlan, journal: Journal, owner: Owner) -> Release:
     made = Release(
         plan=plan, store=store, journal=journal, notary=open_notary(store, settings), registry=registry, hands=REAL,
         say=get_run_logger().info,
     )  # fmt: skip
-    with owning(store, plan.release_id, flow_run_id=flow_run_id()):
-        return _finished(*conduct(made, steps_of_flow(), fresh=fresh, keep=keep))
+    made.still_mine = partial(check_owner, store, owner)
+    return made
 
 
 def flow_run_id() -> str:
@@ -107,7 +134,8 @@ def flow_run_id() -> str:
 def _run() -> dict[str, Any]:
     """The flow run as the journal names it: what was scheduled for when, and when it ran."""
     scheduled = runtime.flow_run.scheduled_start_time
-    return {"flow_run_id": flow_run_id(), "scheduled_at": scheduled.isoformat() if scheduled else "", "running_at": utc_now()}
+    when = {"scheduled_at": scheduled.isoformat(timespec="seconds")} if scheduled else {}
+    return {"flow_run_id": flow_run_id(), **when, "running_at": utc_now()}
 
 
 def _keep_of(journal: Journal) -> Keep:
