@@ -4,12 +4,14 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from flows.admissions import admitted_versions, read_admission
 from flows.candidate import registered_once
 from flows.clock import utc_now
 from flows.effects import carry_out
 from flows.under_way import Release
-from infra.pointer import Pointer, admit, move_pointer, read_pointer
-from validation.errors import ConflictError
+from infra.pointer import Pointer, admit, move_pointer, pointer_key, read_pointer
+from infra.registry import mirror_current
+from validation.errors import ConflictError, EvidenceError
 from validation.statements import BASELINE, model_subject
 
 
@@ -21,9 +23,22 @@ def ensure_serving(release: Release, run_id: str) -> tuple[Pointer, str]:
     release.run_id = run_id
     pointer, etag = read_pointer(release.store, release.plan.model)
     if pointer is None or etag is None:
+        _demand_nothing_served(release)
         pointer, etag = _first(release)
-    release.registry.mirror(pointer)
+    mirror_current(release.registry, release.store, release.plan.model)
     return pointer, etag
+
+
+def _demand_nothing_served(release: Release) -> None:
+    """Raise EvidenceError when a candidate served before: its pointer was lost, and is not made up anew."""
+    model = release.plan.model
+    for version in admitted_versions(release.store, model):
+        if read_admission(release.notary, release.store, model, version).kind == "decision":
+            raise EvidenceError(
+                f"version {version} of {model} was promoted once, but the pointer {pointer_key(model)} is gone. What serves is not known, so "
+                f"nothing was judged. Restore the pointer from a backup, or name a version: seatrial rollback {model} --to {version} "
+                "--reason ..."
+            )
 
 
 def _first(release: Release) -> tuple[Pointer, str]:

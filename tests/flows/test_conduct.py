@@ -327,6 +327,16 @@ def test_evidence_that_was_altered_after_the_decision_promotes_nothing(settings:
     assert serving(store) == before
 
 
+def test_a_pointer_that_was_lost_is_not_made_up(settings: Settings, store: ObjectStore) -> None:
+    """A candidate served once: another first release does not put the baseline in its place, and says how to go on."""
+    played(settings, Part(weights=b"first"))
+    store.delete(f"models/{MODEL}/pointer")
+
+    with pytest.raises(EvidenceError, match="seatrial rollback boat --to"):
+        played(settings, Part(weights=b"second"))
+    assert read_pointer(store, MODEL)[0] is None
+
+
 def test_an_effect_that_was_begun_is_ended_with_its_first_plan(settings: Settings) -> None:
     """Whatever the second process would do, it does what the first one intended; done, it is not done again."""
     release = begun(settings, Part())
