@@ -13,6 +13,7 @@ import pytest
 from helpers_deployment import REPOSITORY, Harbour, end, harbour, until
 from helpers_incidents import make_incident
 
+from flows.automations import CRASHED, INCIDENT, MEND, TELL_INCIDENT, TELL_RUN
 from validation.policy import GATES
 
 # Small and honest, as in test_release.py: every gate really runs.
@@ -254,3 +255,14 @@ def test_a_worker_that_is_ended_takes_its_release_along(port: Harbour, worker: s
         f"the end of all but the server: {port.processes()}",
     )
     assert show(port)["serving"] == before
+
+
+def test_automations_are_made_once(port: Harbour, before: bytes) -> None:
+    """Asked for twice, each stands once, with the webhook in a block and not in any automation."""
+    given = port.environment | {"SEATRIAL_NOTIFY_WEBHOOK": "http://127.0.0.1:9/hush"}
+    for _ in range(2):
+        subprocess.run([sys.executable, "-m", "flows.automations"], cwd=REPOSITORY, env=given, check=True, timeout=120)
+    found = port.ask("automations/filter", {})
+
+    assert sorted(item["name"] for item in found) == sorted((CRASHED, MEND, INCIDENT, TELL_RUN, TELL_INCIDENT))
+    assert "hush" not in json.dumps(found)

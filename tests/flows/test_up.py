@@ -1,7 +1,10 @@
-"""`seatrial up`: both UIs answer, Ctrl-C ends them all, and nothing it prints is a secret."""
+"""`seatrial up`: both UIs answer, Ctrl-C ends them all, nothing it prints is a secret; what prefect.yaml deploys can be run."""
 
+import importlib
+import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,13 +16,18 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+import yaml
+from prefect import Flow
 
 from flows import up
+from flows.automations import CHANGES_WHAT_SERVES, OWNER_TAG
+from flows.registering import POOL, QUEUE
 from infra.server_process import LOOPBACK, Command, Server, free_port
 from infra.servers import Ports, Stack
 from infra.settings import load_settings
 
 Patch = pytest.MonkeyPatch
+DEPLOYMENTS = yaml.safe_load((Path(up.__file__).parents[1] / "prefect.yaml").read_text())["deployments"]
 ENDED: dict[str, Any] = {"ok": True, "ended": "", "prefect": "", "mlflow": "", "s3": "", "folder": "/f"}
 
 
@@ -116,8 +124,6 @@ def test_the_worker_finds_the_packages(tmp_path: Path, monkeypatch: Patch) -> No
 )
 def test_what_became_of_them_is_one_line(document: dict[str, Any], says: str) -> None:
     """For people: how it ended, and where to look."""
-    import re
-
     [line] = up.lines(document)
 
     assert re.search(says, line)
@@ -146,3 +152,25 @@ def test_its_folder_lies_in_the_home(tmp_path: Path, monkeypatch: Patch) -> None
         up.up(settings, say=print)
 
     assert (seen["folder"], seen["postgres"], seen["settings"]) == (tmp_path / "home" / "servers", False, settings)
+
+
+@pytest.mark.parametrize("deployment", DEPLOYMENTS, ids=lambda item: item["name"])
+def test_every_deployment_can_be_run(deployment: dict[str, Any]) -> None:
+    """Its entry point is a flow, what it is given is what the flow takes, and a schedule leaves nothing to be asked for."""
+    file, _, name = deployment["entrypoint"].partition(":")
+    flow = getattr(importlib.import_module(file.removesuffix(".py").replace("/", ".")), name)
+    needed = {item.name for item in inspect.signature(flow.fn).parameters.values() if item.default is inspect.Parameter.empty}
+
+    assert isinstance(flow, Flow)
+    assert set(deployment["parameters"]) <= set(inspect.signature(flow.fn).parameters)
+    assert not deployment["schedules"] or needed <= set(deployment["parameters"])
+
+
+def test_only_what_holds_the_devices_waits_for_them() -> None:
+    """A release and a gate held again go through the queue of one; a rollback and monitoring wait for no release."""
+    queues = {item["name"]: item["work_pool"]["work_queue_name"] for item in DEPLOYMENTS}
+
+    assert {item["work_pool"]["name"] for item in DEPLOYMENTS} == {POOL, up.POOL}
+    assert {name for name, queue in queues.items() if queue == QUEUE} == {"daily-flights", "rerun-gate"}
+    assert all(item["tags"][0] == OWNER_TAG for item in DEPLOYMENTS)
+    assert set(CHANGES_WHAT_SERVES) <= {tag for item in DEPLOYMENTS for tag in item["tags"]}
