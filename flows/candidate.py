@@ -57,6 +57,7 @@ def registered_once(release: Release, artifact: str, of: str, weights: Path | No
 def make_candidate(release: Release, bench: Bench, pointer: Pointer) -> Candidate:
     """Train, then log and register the candidate as a version that serves nobody yet."""
     trained = release.hands.train(release, bench)
+    release.still_mine()
     made = registered_once(release, "candidate", trained.weights_sha256, trained.weights)
     return Candidate(
         version=made["version"], run_id=release.run_id, model_uri=made["model_uri"], files_sha256=made["files_sha256"],

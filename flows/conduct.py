@@ -15,7 +15,7 @@ from flows.promote import make_true
 from flows.under_way import Candidate, Release
 from infra.pointer import Pointer, read_pointer
 from infra.report import ReleaseReport
-from validation.errors import ReleaseError
+from validation.errors import ReleaseError, StoreError
 from validation.policy import GATES
 from validation.records import FallbackCheck
 from validation.verdict import Outcome
@@ -89,9 +89,14 @@ def vouched(release: Release, fallbacks: Sequence[FallbackCheck]) -> tuple[Fallb
 
 
 def _candidate(release: Release, steps: Steps, pointer: Pointer) -> str:
-    """The candidate's version; "" when it could not be made, and why stands in the gates that need it."""
+    """The candidate's version; "" when it could not be made, and why stands in the gates that need it.
+
+    Raises StoreError: a registry or a store that does not answer says nothing about the candidate, and the release can be finished later.
+    """
     try:
         return steps.candidate(release, release.run_id, pointer).version
+    except StoreError:
+        raise
     except ReleaseError as error:
         for gate in ON_CANDIDATE:
             skip_gate(release, gate, f"the candidate could not be made: {error}")

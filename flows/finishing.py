@@ -1,12 +1,15 @@
 """Taking over a release whose process died, or that waited for a person: bring it to its end, or end it without a decision."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flows.clock import utc_now
 from flows.effects import open_effects
-from flows.ownership import own, owning, release_owner
+from flows.orphans import end_orphans
+from flows.ownership import check_owner, own, owning, release_owner
 from flows.people import people_of
 from flows.promote import make_true
 from flows.under_way import Desk
@@ -31,6 +34,7 @@ def finish(settings: Settings, *, say: Say, release_id: str, take_over: bool = F
     Args: take_over, a person says that the process which worked on it on another machine is gone.
     Raises: ConfigError for an unknown or abandoned release; ConflictError when a living process works on it.
     """
+    end_orphans(settings, say)
     store = open_store(settings)
     journal = Journal(store, release_id)
     entries = known_entries(journal)
@@ -44,8 +48,8 @@ def finish(settings: Settings, *, say: Say, release_id: str, take_over: bool = F
             journal=journal, store=store, notary=open_notary(store, settings), registry=Registry(settings),
             folder=Path(settings.home) / "runs" / release_id, say=say,
         )  # fmt: skip
-        with owning(store, release_id, take_over=take_over):
-            document, _ = make_true(desk)
+        with owning(store, release_id, take_over=take_over) as owner:
+            document, _ = make_true(replace(desk, still_mine=partial(check_owner, store, owner)))
     else:
         release_owner(store, own(store, release_id, take_over=take_over))  # refuse before a server is started
         from flows.release import go_on  # Prefect and the warm server are needed only here
@@ -54,11 +58,24 @@ def finish(settings: Settings, *, say: Say, release_id: str, take_over: bool = F
     return {**document, "ok": document["decision"] == "promoted"}
 
 
-def abandon(settings: Settings, *, say: Say, release_id: str, reason: str) -> dict[str, Any]:
-    """End a release that decided nothing. What serves stays; its candidate never serves. A decision that stands is not abandoned."""
+def abandon(settings: Settings, *, say: Say, release_id: str, reason: str, take_over: bool = False) -> dict[str, Any]:
+    """End a release that decided nothing. What serves stays; its candidate never serves. A decision that stands is not abandoned.
+
+    Args: take_over, as in `finish`. Raises: ConfigError for an unknown release or one that decided; ConflictError when a living process
+    works on it.
+    """
+    if not reason.strip():
+        raise ConfigError("the reason is empty, so nothing was abandoned. Say with --reason why this release has no decision.")
+    end_orphans(settings, say)
     store = open_store(settings)
     journal = Journal(store, release_id)
-    entries = known_entries(journal)
+    known_entries(journal)
+    with owning(store, release_id, take_over=take_over):
+        return _abandon(settings, say, journal, reason)
+
+
+def _abandon(settings: Settings, say: Say, journal: Journal, reason: str) -> dict[str, Any]:
+    entries, release_id = known_entries(journal), journal.release_id
     if any(entry.kind == "decision" for entry in entries):
         raise ConfigError(
             f"release {release_id} has decided, so it is not abandoned: what it began has to be ended. Run `seatrial finish {release_id}`."

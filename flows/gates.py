@@ -23,6 +23,7 @@ ON_CANDIDATE = ("scaling", "slice_quality")  # gates that judge the trained cand
 
 def hold_gate(release: Release, gate: str) -> GateLine:
     """Run one gate: probe, judge, keep the evidence, journal it. A probe that breaks makes the gate inconclusive, never a pass."""
+    release.still_mine()
     if gate in WITHOUT_DEVICES:
         return _held(release, gate, 0.0)
     with release.hands.devices(f"{gate} of {release.plan.release_id}", release.say) as queued_s:

@@ -41,6 +41,7 @@ def make_true(desk: Desk) -> tuple[dict[str, Any], ReleaseReport]:
 
 def _moved(desk: Desk, decided: Decided, of: str) -> Pointer | None:
     """Put the decision's pointer in force; returns the pointer of whoever was faster, if somebody was."""
+    desk.still_mine()
     if decided.pointer is None:
         return None
     effect = "promote" if decided.decision.decision == "promoted" else "fall_back"
@@ -81,6 +82,7 @@ def _as_it_came(report: ReleaseReport, decided: Decided, faster: Pointer | None)
 def _published(desk: Desk, decided: Decided, of: str, report: ReleaseReport, page: Path) -> None:
     """Put report, plots and evidence beside the candidate in the registry, and the reason on the version's page."""
     if decided.candidate:
+        desk.still_mine()
         carry_out(desk.journal, "publish", of, {}, lambda _: _publish(desk, decided.candidate, report, page))
 
 

@@ -75,6 +75,7 @@ class Desk:
     registry: Registry
     folder: Path  # for the report
     say: Callable[[str], None]
+    still_mine: Callable[[], None] = lambda: None  # raises when another process took the release over; asked before each effect
 
     @property
     def model(self) -> str:
@@ -102,6 +103,7 @@ class Release:
         self.registry = registry
         self.hands = hands
         self.say = say
+        self.still_mine: Callable[[], None] = lambda: None  # as a desk's
         self.lines: dict[str, GateLine] = {}  # gate -> latest line
         self.attestations: dict[str, str] = {}  # gate -> sha256 of the signed statement over its evidence
         self.waivers: tuple[Waiver, ...] = ()
@@ -121,5 +123,6 @@ class Release:
     def desk(self) -> Desk:
         """Where it writes."""
         return Desk(
-            journal=self.journal, store=self.store, notary=self.notary, registry=self.registry, folder=self.plan.folder, say=self.say
+            journal=self.journal, store=self.store, notary=self.notary, registry=self.registry, folder=self.plan.folder, say=self.say,
+            still_mine=self.still_mine,
         )  # fmt: skip
