@@ -85,7 +85,10 @@ def vouched(release: Release, fallbacks: Sequence[FallbackCheck]) -> tuple[Fallb
             return replace(item, loaded=False, detail=f"it may not serve: {error}")
         return item
 
-    return tuple(checked(item) for item in fallbacks)
+    found = tuple(checked(item) for item in fallbacks)
+    if not all(item.loaded for item in found):
+        release.registry.aliases(release.plan.model)  # raises StoreError: a registry that is away is no reason to degrade what serves
+    return found
 
 
 def _candidate(release: Release, steps: Steps, pointer: Pointer) -> str:

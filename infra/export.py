@@ -83,19 +83,22 @@ def log_model(
     module = _resolved(builder)(**arguments).eval()
     if tracking_uri:
         mlflow.set_tracking_uri(tracking_uri)
-    with mlflow.start_run(run_id=run_id):
+    with _answering("open", run_id), mlflow.start_run(run_id=run_id):
         try:
             info = mlflow.pytorch.log_model(
                 module, name=artifact, serialization_format="pt2", input_example=inputs, signature=_signature(inputs),
                 pip_requirements=_requirements(),
             )  # fmt: skip
         except Exception as error:  # torch.export raises dozens of kinds
+            if _is_away(error):
+                raise
             raise RecipeError(
                 f"the module of {builder} cannot be exported ({type(error).__name__}: {error}). A model that needs pickle to load is not "
                 "registered. Make its forward traceable by torch.export: no branches on values, no Python side effects."
             ) from shown_cause(error)
         files_sha256 = _examined(info.model_uri, inputs, builder)
-    made = mlflow.register_model(info.model_uri, name, tags={**(tags or {}), FILES_TAG: files_sha256})
+    with _answering("register a model of", run_id):
+        made = mlflow.register_model(info.model_uri, name, tags={**(tags or {}), FILES_TAG: files_sha256})
     version = str(made.version)
     return RegisteredVersion(model=name, version=version, run_id=run_id, model_uri=version_uri(name, version), sha256=files_sha256)
 
@@ -163,6 +166,32 @@ def files_sha256(model_uri: str, *, tracking_uri: str = "") -> str:
             raise
         held = any(path.is_file() and path.name != _REWRITTEN for path in folder.rglob("*"))
         return _digest_of(folder) if held else ""
+
+
+@contextlib.contextmanager
+def _answering(what: str, run_id: str) -> Iterator[None]:
+    """Tell a server that is away, or refuses, from a model that cannot be exported. Raises StoreError for the first."""
+    try:
+        yield
+    except Exception as error:
+        if not _is_away(error):
+            raise
+        raise StoreError(
+            f"MLflow could not {what} run {run_id} ({error}). That says nothing about the model. Check SEATRIAL_MLFLOW_TRACKING_URI and "
+            "that the server answers, then run `seatrial finish ID`: every step may be repeated."
+        ) from shown_cause(error)
+
+
+def _is_away(error: Exception) -> bool:
+    """Whether a server, its database or its artifact store did not do what was asked."""
+    from botocore.exceptions import BotoCoreError, ClientError
+    from mlflow.exceptions import MlflowException, RestException
+    from requests.exceptions import RequestException
+    from sqlalchemy.exc import SQLAlchemyError
+
+    if isinstance(error, RestException | RequestException | SQLAlchemyError | BotoCoreError | ClientError):
+        return True
+    return isinstance(error, MlflowException) and "API request to" in str(error)  # how MLflow tells of a connection that failed
 
 
 def _resolved(path: str) -> Callable[..., Any]:
