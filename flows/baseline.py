@@ -35,8 +35,8 @@ def _demand_nothing_served(release: Release) -> None:
     for version in admitted_versions(release.store, model):
         if read_admission(release.notary, release.store, model, version).kind == "decision":
             raise EvidenceError(
-                f"version {version} of {model} was promoted once, but the pointer {pointer_key(model)} is gone. What serves is not known, so "
-                f"nothing was judged. Restore the pointer from a backup, or name a version: seatrial rollback {model} --to {version} "
+                f"version {version} of {model} was promoted once, but the pointer {pointer_key(model)} is gone. What serves is not known, "
+                f"so nothing was judged. Restore the pointer from a backup, or name a version: seatrial rollback {model} --to {version} "
                 "--reason ..."
             )
 

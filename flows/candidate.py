@@ -63,7 +63,7 @@ def make_candidate(release: Release, bench: Bench, pointer: Pointer) -> Candidat
         version=made["version"], run_id=release.run_id, model_uri=made["model_uri"], files_sha256=made["files_sha256"],
         folder=trained.folder, weights_sha256=trained.weights_sha256, state_sha256=trained.state_sha256,
         worker_seconds=trained.worker_seconds, baseline_uri=export.version_uri(release.plan.model, pointer.baseline),
-        last_known_good_uri=last_known_good_uri(release.plan, pointer),
+        last_known_good_uri=last_known_good_uri(release.plan, pointer, own_version=made["version"]),
     )  # fmt: skip
 
 

@@ -137,7 +137,7 @@ def _end_at_once(why: str) -> NoReturn:
 def _release(arguments: argparse.Namespace) -> int:
     from flows.surroundings import make_ready
 
-    settings = make_ready()
+    settings = make_ready(with_server=True)
     from flows.plan import ReleaseRequest, prepare
     from infra.store import open_store
 
@@ -149,8 +149,10 @@ def _release(arguments: argparse.Namespace) -> int:
     )
     open_store(settings)  # refuse an unusable store before a second of work
     prepare(request, settings)
+    from flows.embedded_server import wait_until_ready
     from flows.release import release
 
+    wait_until_ready()
     signal.signal(signal.SIGINT, _stopped_by_hand)
     state = release(request.recipe, request.policy_text, list(request.world_sizes), request.drill, return_state=True)
     return _decided(state, as_json=arguments.json)
@@ -159,14 +161,16 @@ def _release(arguments: argparse.Namespace) -> int:
 def _gate(arguments: argparse.Namespace) -> int:
     from flows.surroundings import make_ready
 
-    settings = make_ready()
+    settings = make_ready(with_server=True)
     from flows.plan import request_of
     from infra.journal import Journal
     from infra.store import open_store
 
     request_of(Journal(open_store(settings), arguments.release), arguments.name)  # refuse a typing error before a server starts
+    from flows.embedded_server import wait_until_ready
     from flows.release import rerun_gate
 
+    wait_until_ready()
     signal.signal(signal.SIGINT, _stopped_by_hand)
     return _decided(rerun_gate(arguments.name, arguments.release, return_state=True), as_json=arguments.json)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from flows.clock import utc_now
 from flows.effects import open_effects
+from flows.embedded_server import start_early
 from flows.orphans import end_orphans
 from flows.ownership import check_owner, own, owning, release_owner
 from flows.people import people_of
@@ -52,6 +53,7 @@ def finish(settings: Settings, *, say: Say, release_id: str, take_over: bool = F
             document, _ = make_true(replace(desk, still_mine=partial(check_owner, store, owner)))
     else:
         release_owner(store, own(store, release_id, take_over=take_over))  # refuse before a server is started
+        start_early(settings)
         from flows.release import go_on  # Prefect and the warm server are needed only here
 
         document = go_on(release_id)

@@ -1,5 +1,6 @@
 """The flow `incident`: one incident's page in Prefect: what happened, a row a rank, a picture, links to the run and to the files."""
 
+import os
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,6 +13,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 from prefect.utilities.urls import url_for
 
+from flows.embedded_server import MARK
 from infra.dumps import read_evidence
 from infra.incident_view import gist, incident_markdown, rank_rows
 from infra.incidents import StoredIncident, load_incident
@@ -44,6 +46,6 @@ def _shown(stored: StoredIncident, evidence: Evidence, links: Sequence[str]) -> 
 def _links(stored: StoredIncident, run: str) -> list[str]:
     """To the flow run, and where the files lie."""
     address = ""
-    with suppress(ValueError):
-        address = url_for("flow-run", obj_id=run) or "" if run else ""
+    with suppress(ValueError):  # of a server that ends with this command there would be nothing to follow
+        address = url_for("flow-run", obj_id=run) or "" if run and MARK not in os.environ else ""
     return [*([f"[the run]({address})"] if address else []), f"files: `{stored.place}`"]

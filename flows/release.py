@@ -14,6 +14,7 @@ from flows.approval_form import Question, await_person
 from flows.candidate import ensure_candidate
 from flows.clock import utc_now
 from flows.conduct import Keep, Steps, conduct
+from flows.embedded_server import wait_until_ready
 from flows.finishing import known_entries, what_is_left
 from flows.gates import fresh_bench, hold_gate
 from flows.hands import REAL
@@ -87,6 +88,7 @@ def finish_release(release_id: str) -> Any:
 
 def go_on(release_id: str) -> dict[str, Any]:
     """Run the flow `finish` of a release in this process; returns its document. Raises what stopped it."""
+    wait_until_ready()
     state = cast(State[Any], finish_release(release_id, return_state=True))  # not awaitable: no loop runs here
     document = state.result(raise_on_failure=False)
     if not isinstance(document, dict):

@@ -2,6 +2,7 @@
 
 import os
 
+from flows.embedded_server import start_early
 from flows.logs import make_quiet
 from flows.orphans import mark_process
 from infra.settings import Settings, embedded_environment, load_settings
@@ -12,9 +13,14 @@ from validation.errors import ConfigError
 WHEN_IDLE = ("infra.dumps", "mlflow.pytorch", "mlflow.pyfunc", "sklearn.linear_model", "torch.export")
 
 
-def make_ready() -> Settings:
-    """What `make_quiet_place` does, and start the warm server. Repeatable."""
+def make_ready(*, with_server: bool = False) -> Settings:
+    """What `make_quiet_place` does, and start the warm server. Repeatable.
+
+    Args: with_server, start a Prefect server for this command, too, unless one is named: it starts while this process still imports.
+    """
     settings = make_quiet_place()
+    if with_server:
+        start_early(settings)
     ranks.warm_up(when_idle=WHEN_IDLE)
     return settings
 
