@@ -14,6 +14,7 @@ from flows.approval_form import Question, await_person
 from flows.candidate import ensure_candidate
 from flows.clock import utc_now
 from flows.conduct import Keep, Steps, conduct
+from flows.device_slots import slots_held
 from flows.embedded_server import wait_until_ready
 from flows.finishing import known_entries, what_is_left
 from flows.gates import fresh_bench, hold_gate
@@ -56,7 +57,7 @@ def release(recipe: str = "flights", policy: str = "", world_sizes: list[int] | 
     plan = make_plan(request, settings, release_id=earlier) if earlier else take_plan(request, settings)
     remember_flow_run(store, flow_run_id(), plan.release_id)
     journal = Journal(store, plan.release_id)
-    with owning(store, plan.release_id, flow_run_id=flow_run_id()) as owner:
+    with slots_held(plan.model), owning(store, plan.release_id, flow_run_id=flow_run_id()) as owner:
         started = {
             "request": request,
             "model": plan.model,
@@ -99,9 +100,9 @@ def go_on(release_id: str) -> dict[str, Any]:
 
 def _go_on(settings: Settings, store: ObjectStore, release_id: str, *, gate: str = "", keep: Keep = "good") -> State[Any]:
     journal, registry = Journal(store, release_id), Registry(settings)
-    known_entries(journal)
+    model = str(known_entries(journal)[0].payload["model"])
     request = request_of(journal, gate)
-    with owning(store, release_id, flow_run_id=flow_run_id()) as owner:
+    with slots_held(model), owning(store, release_id, flow_run_id=flow_run_id()) as owner:
         _end_what_was_begun(settings, store, registry, journal, owner)
         plan = make_plan(request, settings, release_id=release_id)
         made = _under_way(settings, store, registry, plan, journal, owner)
