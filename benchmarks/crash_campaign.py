@@ -21,6 +21,7 @@ Limits: the hands are rehearsed (support/rehearsal.py): no ranks, no torch. The 
 
 import contextlib
 import json
+import logging
 import os
 import random
 import shutil
@@ -369,6 +370,9 @@ def main() -> int:
     options.add_argument("--only", default="", help="one story")
     arguments = options.parse_args()
     import mlflow  # noqa: F401  # once, before the first fork
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)  # moto tells every request
+    logging.getLogger("mlflow").setLevel(logging.WARNING)
 
     deaths: list[Death] = []
     for kind in ("folder", "s3") if arguments.store == "both" else (arguments.store,):
