@@ -58,7 +58,8 @@ class Yard:
 
     def environment(self) -> dict[str, str]:
         """This process's, without what would lead the command elsewhere."""
-        environment = {**os.environ, "SEATRIAL_HOME": str(self.home), "PYTHONPATH": str(Path(__file__).parent)}
+        path = os.pathsep.join((str(REPOSITORY), str(Path(__file__).parent)))
+        environment = {**os.environ, "SEATRIAL_HOME": str(self.home), "PYTHONPATH": path}
         for name in ("SEATRIAL_STORE", "SEATRIAL_CACHE", "PREFECT_API_URL", "PREFECT_HOME", "MLFLOW_TRACKING_URI"):
             environment.pop(name, None)
         return environment | self.settings
