@@ -1,8 +1,10 @@
 """A release's order and its effects, with hands that need no ranks: what is decided, what serves, who may take over, what is kept."""
 
 import os
+import subprocess
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from flows.conduct import PLAIN, conduct
 from flows.deciding import people_now
 from flows.effects import carry_out, open_effects
 from flows.finishing import abandon, finish, what_is_left
+from flows.ownership import own
 from flows.people import checked_answer, record_approval, record_waiver
 from flows.promote import make_true
 from flows.under_way import Release
@@ -22,7 +25,9 @@ from infra.pointer import Pointer, admission, move_pointer, read_pointer
 from infra.registry import Registry
 from infra.settings import Settings, embedded_environment, load_settings
 from infra.store import ObjectStore, open_store
-from validation.errors import ConfigError, EvidenceError
+from trainer.children import pid_of
+from validation.canonical import canonical_json
+from validation.errors import ConfigError, ConflictError, EvidenceError, StoreError
 from validation.policy import GATES
 
 
@@ -302,6 +307,72 @@ def test_an_abandoned_release_never_goes_on(settings: Settings, store: ObjectSto
     assert (document["ok"], read_pointer(store, MODEL)[0]) == (True, None)
     with pytest.raises(ConfigError, match="Release again"):
         finish(settings, say=lambda _: None, release_id=release.plan.release_id)
+
+
+@pytest.mark.parametrize("command", [partial(abandon, reason="too slow"), finish], ids=["abandon", "finish"])
+def test_a_living_release_is_neither_abandoned_nor_finished(settings: Settings, store: ObjectStore, command: Any) -> None:
+    """Whose it is is named, and nothing is written."""
+    release = begun(settings, Part())
+    records = release.journal.records()
+    with subprocess.Popen(["sleep", "60"]) as other:
+        pid = pid_of(other.pid)
+        there = replace(own(store, release.plan.release_id), pid=pid.pid, started=pid.started)
+        _, etag = store.get_with_etag(f"releases/{release.plan.release_id}/owner")
+        store.replace(f"releases/{release.plan.release_id}/owner", canonical_json(there), etag)
+        with pytest.raises(ConflictError, match=f"kill {other.pid}"):
+            command(settings, say=lambda _: None, release_id=release.plan.release_id)
+        other.kill()
+
+    assert release.journal.records() == records
+
+
+def test_who_was_taken_over_holds_no_further_gate(settings: Settings) -> None:
+    """Another host has the release: its old owner stops before the next gate, and decides nothing."""
+    release = begun(settings, Part())
+
+    def still_mine() -> None:
+        if "gradient_equivalence" in release.lines:
+            raise ConflictError("it was taken over")
+
+    release.still_mine = still_mine
+    with pytest.raises(ConflictError):
+        conduct(release, PLAIN, fresh=frozenset(GATES), keep="none")
+
+    assert [entry.payload["gate"] for entry in release.journal.records() if entry.kind == "gate"] == list(GATES[:2])
+
+
+def away(*_: object) -> Any:
+    """A registry that does not answer."""
+    raise StoreError("MLflow could not register a model")
+
+
+def test_a_registry_that_is_away_refuses_no_candidate(settings: Settings) -> None:
+    """The release ends without a word on the candidate; with the registry back, another process finishes it and keeps its gates."""
+    release = begun(settings, Part())
+    real = release.hands
+    release.hands = replace(real, register=lambda plan, run, artifact, *rest: (away if artifact == "candidate" else real.register)(
+        plan, run, artifact, *rest))  # fmt: skip
+    with pytest.raises(StoreError):
+        conduct(release, PLAIN, fresh=frozenset(GATES), keep="none")
+    kinds = [entry.kind for entry in release.journal.records()]
+    document, _ = conduct(again(settings, release, Part()), PLAIN, keep="any")
+
+    assert "decision" not in kinds
+    assert [gate["name"] for gate in document["gates"] if gate["reused"]] == list(GATES[:3])
+    assert document["decision"] == "promoted"
+
+
+def test_a_registry_that_is_away_degrades_nothing(settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What serves cannot be fetched because nobody answers: no decision, and no baseline in its place."""
+    played(settings, Part(weights=b"first"))
+    before = serving(store)
+    release = begun(settings, Part(weights=b"second", floats={"scaling": 0.1}, loads=False))
+    monkeypatch.setattr(release.registry, "aliases", away)
+    with pytest.raises(StoreError):
+        conduct(release, PLAIN, fresh=frozenset(GATES), keep="none")
+
+    assert serving(store) == before
+    assert "decision" not in [entry.kind for entry in release.journal.records()]
 
 
 def test_a_decision_is_not_abandoned(settings: Settings) -> None:
