@@ -162,11 +162,14 @@ def _gate(arguments: argparse.Namespace) -> int:
     from flows.surroundings import make_ready
 
     settings = make_ready(with_server=True)
+    from flows.ownership import own, release_owner
     from flows.plan import request_of
     from infra.journal import Journal
     from infra.store import open_store
 
-    request_of(Journal(open_store(settings), arguments.release), arguments.name)  # refuse a typing error before a server starts
+    store = open_store(settings)
+    request_of(Journal(store, arguments.release), arguments.name)  # refuse a typing error before a server starts
+    release_owner(store, own(store, arguments.release))  # and a release that another process works on
     from flows.embedded_server import wait_until_ready
     from flows.release import rerun_gate
 

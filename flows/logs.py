@@ -4,6 +4,7 @@ import logging
 import os
 
 from flows.embedded_server import MARK
+from validation.errors import ReleaseError
 
 # Names of states in which a gate or a release ends by its own word. The reason was logged a line before by whoever judged.
 DECIDED = (
@@ -23,11 +24,15 @@ def make_quiet() -> None:
 def says_once(record: logging.LogRecord) -> bool:
     """Drop the engine's "failed with state" of a verdict (its empty traceback prints as "NoneType: None"), shorten what follows it.
 
-    Exceptions, crashes, time-outs and states of any other name pass as they are.
+    An error of the release's own comes without a traceback. Other exceptions, crashes, time-outs and states of any other name pass as they
+    are.
     """
     text = record.getMessage()
     if text.startswith("View at ") and MARK in os.environ:  # on a server that is gone when somebody follows the link
         return False
+    if record.exc_info and isinstance(error := record.exc_info[1], ReleaseError):  # made on purpose: its words say what to do next
+        record.msg, record.args, record.exc_info, record.exc_text = f"{type(error).__name__}: {error}", None, None, None
+        return True
     if text.startswith(tuple(f"Task run failed with state: {name}(" for name in DECIDED)):
         return False
     for name in DECIDED:

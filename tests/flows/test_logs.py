@@ -5,6 +5,7 @@ import logging
 import pytest
 
 from flows.logs import is_warning, make_quiet, says_once
+from validation.errors import StoreError
 
 
 def line(text: str, level: int = logging.ERROR) -> logging.LogRecord:
@@ -43,6 +44,17 @@ def test_the_end_of_a_run_is_short(name: str) -> None:
 
     assert says_once(record)
     assert record.getMessage() == f"Finished in state {name}"
+
+
+@pytest.mark.parametrize(("error", "is_whole"), [(StoreError("it is away"), False), (ValueError("x"), True)], ids=["ours", "a bug"])
+def test_an_error_of_our_own_comes_without_a_traceback(error: Exception, is_whole: bool) -> None:
+    """Its words say what happened and what to do; a bug keeps its traceback."""
+    record = line(f"Encountered exception during execution: {error!r}")
+    record.exc_info = (type(error), error, None)
+
+    assert says_once(record)
+    assert (record.exc_info is not None) == is_whole
+    assert is_whole or record.getMessage() == "StoreError: it is away"
 
 
 def test_making_quiet_twice_filters_once() -> None:
