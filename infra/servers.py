@@ -160,6 +160,8 @@ def _commands(own: Stack, settings: Settings) -> list[Command]:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_LOGGING_LEVEL": "WARNING",
         "PREFECT_UI_URL": own.prefect_url,  # links in notifications
+        "PREFECT_UI_API_URL": f"{own.prefect_url}/api",  # else its pages look for it at port 4200
+        "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": LEASES,  # in memory they are forgotten at a restart, and runs that hold one are ended
     }
     mlflow = {

@@ -235,8 +235,8 @@ class S3Store:
         except (KeyError, ResponseParserError) as error:  # every answer of a store has its fields, also an empty listing
             raise StoreError(
                 f"cannot {what} '{key}': what answered for {self._where} is no S3 store ({type(error).__name__}: {error}). Nothing is "
-                "known of the object. Look for a proxy or a sign-in page in the way and check SEATRIAL_STORE_ENDPOINT, then run the command "
-                "again."
+                "known of the object. Look for a proxy or a sign-in page in the way and check SEATRIAL_STORE_ENDPOINT; then run the "
+                "command again."
             ) from None
 
     def _refusal(self, error: ClientError, what: str, key: str) -> str:
