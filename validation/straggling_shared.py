@@ -18,6 +18,7 @@ FOLLOWS = 0.8  # correlation of lateness with samples
 UNEVEN_SHARE = 0.08  # of the time that is lost by uneven samples
 SLOW_STEPS = 10  # on end, that make a slow stretch
 SLOW_RATIO = 1.2  # of the stretch's steps over the others
+APART_SIGMAS = 3.5  # of the other steps' own spread (robust) that it has to be above them; slow steps themselves may be unsteady
 SMOOTHED = 5  # steps, by their median
 EVERYBODY = 0.75  # of the ranks that have to be slower
 
@@ -107,7 +108,7 @@ def slow_stretch(late: Lateness) -> Stretch | None:
         return None
     rest = np.delete(np.arange(len(job)), steps)
     ratio = float(np.median(job[steps]) / np.median(job[rest]))
-    apart = np.quantile(job[steps], 0.1) > np.quantile(job[rest], 0.9)
+    apart = _is_apart(job[steps], job[rest])
     by_rank = np.median(own[steps], axis=0) / np.median(own[rest], axis=0)
     slower = int((by_rank >= 1 + (ratio - 1) / 2).sum())
     if ratio < SLOW_RATIO or not apart or slower < EVERYBODY * len(by_rank):
@@ -115,6 +116,14 @@ def slow_stretch(late: Lateness) -> Stretch | None:
     grown = {name: float(np.median(late.table.own[name][steps]) - np.median(late.table.own[name][rest])) for name in (*BEFORE[1:], *AFTER)}
     phase = max(grown, key=lambda name: grown[name])
     return Stretch(steps, float(late.table.step_ms[steps].mean() / late.table.step_ms[rest].mean()), phase, slower)
+
+
+def _is_apart(slow: npt.NDArray[np.floating], rest: npt.NDArray[np.floating]) -> bool:
+    """Whether nearly all slow steps take longer than nearly all others, and by more than the others differ from each other."""
+    usual = float(np.median(rest))
+    spread = 1.4826 * float(np.median(np.abs(rest - usual)))
+    is_above = bool(np.quantile(slow, 0.1) > np.quantile(rest, 0.9))
+    return is_above and float(np.median(slow)) - usual >= APART_SIGMAS * spread
 
 
 def _runs(inside: npt.NDArray[np.bool_]) -> tuple[Places, Places]:

@@ -211,6 +211,25 @@ def test_steps_that_are_slow_for_all_are_nobodys():
     assert found.slowdown == pytest.approx(1.28, abs=0.05)
 
 
+def waves(low_ms, high_ms):
+    """Healthy steps that take 0 to low_ms longer on all ranks, and 15 on end, of 60, that take low_ms to high_ms longer."""
+    more = np.zeros((60, W))
+    more[np.arange(60) < 40] = np.linspace(0, low_ms, 40)[np.random.default_rng(3).permutation(40), None]
+    more[55:] = np.linspace(0, low_ms, 5)[:, None]
+    more[40:55] = np.linspace(low_ms + 8, high_ms, 15)[:, None]
+    return job(steps=60, late={"forward": more})
+
+
+def test_load_that_comes_and_goes_is_no_slow_stretch():
+    """On an overloaded machine steps differ by half anyway: the longest of them on end are not apart from the rest."""
+    assert find_stragglers(waves(60, 80)) == ()
+
+
+def test_slow_stretch_may_be_unsteady():
+    """What makes steps slow may do so by 30 to 90 ms: the other steps are the measure."""
+    assert named(one(waves(12, 100))) == ("uniform_slowness", (), "forward", "")
+
+
 def test_job_that_is_slow_throughout_is_healthy():
     """Without faster steps to compare with nothing is said."""
     assert find_stragglers(job(steps=60, scale=3.0)) == ()
