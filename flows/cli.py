@@ -154,8 +154,26 @@ def _release(arguments: argparse.Namespace) -> int:
 
     wait_until_ready()
     signal.signal(signal.SIGINT, _stopped_by_hand)
-    state = release(request.recipe, request.policy_text, list(request.world_sizes), request.drill, return_state=True)
-    return _decided(state, as_json=arguments.json)
+    state: Any = release(request.recipe, request.policy_text, list(request.world_sizes), request.drill, return_state=True)
+    try:
+        return _decided(state, as_json=arguments.json)
+    except ReleaseError:
+        _say_where_it_stands(settings, str(state.state_details.flow_run_id))
+        raise
+
+
+def _say_where_it_stands(settings: Any, flow_run_id: str) -> None:
+    """Name the release that was begun and has not ended, and what goes on with it. The error itself is told afterwards."""
+    from flows.history import release as read_release
+    from flows.ownership import flow_run_release
+    from infra.store import open_store
+
+    with contextlib.suppress(ReleaseError):  # the store itself may be what does not answer
+        store = open_store(settings, writable=False)
+        if found := flow_run_release(store, flow_run_id):
+            document = read_release(store, found)
+            told = f"release {found} is {document['decision']}: {document['reason']}. Once the cause is mended: `seatrial finish {found}`."
+            print(f"seatrial: {told}", file=sys.stderr)  # noqa: T201
 
 
 def _gate(arguments: argparse.Namespace) -> int:
