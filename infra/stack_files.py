@@ -3,11 +3,13 @@
 import re
 
 from validation.flight import StackFrame, ThreadStack
+from validation.hang_stacks import COLLECTING
 
 _HEAD = re.compile(r'^(Current thread|Thread) (\S+)[^\n]*?(?:\[([^\]]*)\])? ?\(most recent call first\):?')  # fmt: skip
 _SPY_HEAD = re.compile(r'^Thread (\S+) \([^)]*\)(?:: "([^"]*)")?')
 _FRAME = re.compile(r'^\s+File "([^"]*)", line (\d+)(?: in (.*))?$')
 _SPY_FRAME = re.compile(r"^\s+(\S.*) \(([^()]*):(\d+)\)$")
+_COLLECTING = re.compile(r"^\s+Garbage-collecting$")  # in place of the innermost frame; its name is validation.hang_stacks.COLLECTING
 _MAIN_ENDS = ("<module>", "_bootstrap", "_fork", "main", "spawn_main")
 
 
@@ -42,6 +44,8 @@ def _frame(line: str) -> StackFrame | None:
         return StackFrame(match[1], int(match[2]), (match[3] or "").strip())
     if match := _SPY_FRAME.match(line):
         return StackFrame(match[2], int(match[3]), match[1])
+    if _COLLECTING.match(line):
+        return StackFrame("<gc>", 0, COLLECTING)
     return None
 
 

@@ -21,6 +21,7 @@ NAMES = (
     "gate_cost",
     "hang_cases",
     "flight_recorder",
+    "recording_overhead",
     "straggler_report",
     "what_if",
     "store_operations",

@@ -4,10 +4,10 @@ from collections.abc import Mapping
 
 from validation.finding import Confidence, Finding, FindingKind, Operation
 from validation.hang_order import came_before, divergence
-from validation.hang_reasons import CAUSES, Reason, has_ended, is_exhausted, is_heard, is_well_over, marker_of, reason_of
+from validation.hang_reasons import CAUSES, Reason, has_collected, has_ended, is_exhausted, is_heard, is_well_over, marker_of, reason_of
 from validation.hang_scene import Scene
 from validation.hang_signatures import BARRIERS
-from validation.hang_waits import Wait, answer, late_arrivals
+from validation.hang_waits import Wait, answer, is_moment, late_arrivals
 from validation.hang_words import at, found, has_timed_out, listed, named, numbered, operation, sentence, verb
 
 # of several missing ranks with several reasons, the first of these is the cause
@@ -30,13 +30,16 @@ def judge_absent(scene: Scene, wait: Wait, missing: tuple[int, ...]) -> Finding:
         return _one_through_one_waits(scene, wait, ended[0])
     reasons = {rank: _reason(scene, wait, rank, late) for rank in missing}
     known = {rank: reason for rank, reason in reasons.items() if reason is not None}
+    if not known and all(is_heard(scene, rank) for rank in missing):
+        return _too_early(scene, wait, missing)
     if not known:
         words = f"All others wait in {_operation_words(scene, wait)}"
         return unheard(scene, missing, _place(scene, wait, missing[0]), words, _lines(scene, wait, missing))
     kind = next(kind for kind in _ORDER if any(reason.kind == kind for reason in known.values()))
     culprits = tuple(rank for rank, reason in sorted(known.items()) if reason.kind == kind)
     is_guess = kind == "late_rank" or (kind == "missing_participant" and all(known[rank].confidence == "low" for rank in culprits))
-    if is_guess and len(culprits) > len(wait.ranks) and not late:
+    is_vague = all(known[rank].confidence == "low" for rank in culprits)  # of as many as wait it cannot be told who is wrong
+    if is_guess and len(culprits) + is_vague > len(wait.ranks) and not late:
         return _too_early(scene, wait, culprits)
     return _named(scene, wait, culprits, known[culprits[0]], late)
 
@@ -52,7 +55,8 @@ def _reason(scene: Scene, wait: Wait, rank: int, late: Mapping[int, float]) -> R
     reason = reason_of(scene, rank, wait.ranks)
     if rank in late and (reason is None or reason.kind not in ("frozen_process", "exception_path")):
         marker = marker_of(scene, rank)
-        cause = reason.cause if reason is not None and reason.cause else CAUSES.get(marker.phase, "") if marker is not None else ""
+        known = reason.cause if reason is not None else ""
+        cause = known or _gc(scene, rank) or (CAUSES.get(marker.phase, "") if marker is not None else "")
         if reason is not None and reason.kind == "dataloader_deadlock":
             cause = "data"
         return Reason("late_rank", f"came {late[rank]:.1f} s after the others", "high", cause)
@@ -61,12 +65,18 @@ def _reason(scene: Scene, wait: Wait, rank: int, late: Mapping[int, float]) -> R
     if reason.kind == "missing_participant" and is_well_over(scene):
         if 2 * len(wait.ranks) <= len(wait.lane.members):  # no majority waited, and nobody knows for how long: a moment of a healthy job
             return None
-        return Reason("late_rank", "came later, for all ended well", "medium")
+        if is_moment(scene) and (stands is None or stands.p2p):  # which it may leave at once
+            return None
+        return Reason("late_rank", "came later, for all ended well", "medium", _gc(scene, rank))
     if reason.kind == "late_rank" and reason.confidence != "high" and not reason.cause and has_timed_out(scene):
         return Reason("missing_participant", f"{reason.words} and never came, until the others gave up", "medium")
     if reason.kind == "missing_participant" and has_ended(scene, rank) and _ran_less(scene, wait, rank):
         return Reason("uneven_inputs", "is through with fewer turns than the others", "medium")
     return reason
+
+
+def _gc(scene: Scene, rank: int) -> str:
+    return "gc" if has_collected(scene, rank) else ""
 
 
 def _ran_less(scene: Scene, wait: Wait, rank: int) -> bool:

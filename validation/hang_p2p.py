@@ -7,9 +7,9 @@ from validation.finding import Confidence, Finding, FindingKind, Operation
 from validation.flight import DEFAULT_GROUP
 from validation.hang_absent import judge_missing_peer, unheard
 from validation.hang_majority import Conflict
-from validation.hang_reasons import has_ended, is_heard, marker_of
+from validation.hang_reasons import has_ended, is_failed, is_heard, is_well_over, marker_of
 from validation.hang_scene import Scene
-from validation.hang_waits import Wait, answer
+from validation.hang_waits import Wait, answer, is_moment
 from validation.hang_words import at, found, listed, numbered, sentence, verb
 
 
@@ -170,6 +170,15 @@ def _is_inside(scene: Scene, rank: int) -> bool:
     return stands is not None and bool(stands.op)
 
 
+def _unmet(scene: Scene, talk: Talk, waits: tuple[Wait, ...]) -> Finding:
+    """One rank is in a send or receive at one moment, and nothing shows that it stays there."""
+    return found(
+        scene, "insufficient_evidence", verdict="inconclusive", confidence="low", collective=_place(talk),
+        lines=_lines(scene, (talk,), waits), explanation=f"Rank {talk.rank} is in {talk}, and nobody in the other half of it; it was seen "
+        "once, and its peer was not recorded, so it cannot be told whether they meet.",
+    )  # fmt: skip
+
+
 def _by_kinds(scene: Scene, talks: Mapping[int, Talk], waits: tuple[Wait, ...]) -> Finding | None:
     """From stacks alone, without peers: all in send (or all in recv) is a circle; one receiver among senders listens to the wrong rank."""
     inside = {rank for wait in waits for rank in wait.ranks}
@@ -181,6 +190,10 @@ def _by_kinds(scene: Scene, talks: Mapping[int, Talk], waits: tuple[Wait, ...]) 
         return unheard(scene, silent, _place(some[0]), sentence(said), _lines(scene, some, waits))
     if busy:
         return judge_missing_peer(scene, some[0].rank, busy[0], _place(some[0]), str(some[0])) if len(busy) == 1 else None
+    if is_moment(scene) and is_well_over(scene):
+        return None  # they did meet
+    if is_moment(scene) and len(some) == 1 and not is_failed(scene):
+        return _unmet(scene, some[0], waits)
     senders, receivers = ([talk for talk in some if talk.op == op] for op in ("send", "recv"))
     if len(some) > 1 and not (senders and receivers):
         return _cycle(scene, some, waits, "medium")

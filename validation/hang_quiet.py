@@ -8,7 +8,7 @@ from validation.finding import Finding, FindingKind, Operation
 from validation.flight import DEFAULT_GROUP, Marker
 from validation.hang_conflict import is_swap, judge_conflict
 from validation.hang_majority import Conflict, conflicts
-from validation.hang_reasons import CAUSES, exception_of, has_ended, is_exhausted
+from validation.hang_reasons import CAUSES, exception_of, has_collected, has_ended, is_exhausted
 from validation.hang_scene import Lane, Scene
 from validation.hang_signatures import Agreement
 from validation.hang_texts import is_echo, is_lost_connection, is_well
@@ -64,7 +64,7 @@ def ended_wait(scene: Scene) -> Finding | None:
     key = _key(scene, lane, seq, rank)
     return found(
         scene, "late_rank", ranks=(rank,), verdict="straggler", lateness_s=late_s, collective=operation(scene, lane, seq, rank, key),
-        cause=CAUSES.get(marker.phase, "") if marker is not None else "", confidence="high",
+        cause="gc" if has_collected(scene, rank) else CAUSES.get(marker.phase, "") if marker is not None else "", confidence="high",
         phase=marker.phase if marker is not None else "", step=marker.step if marker is not None else -1,
         explanation=f'Rank {rank} came {late_s:.1f} s after the others to {key.op} (seq {seq} of group "{lane.name}"); then all went on.',
         lines=(f'group "{lane.name}" seq {seq}: rank {rank} issued it {late_s:.3f} s after the middle one of the others',),

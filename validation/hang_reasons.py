@@ -100,7 +100,7 @@ def _by_process(scene: Scene, rank: int, waiting: tuple[int, ...]) -> Reason | N
         return Reason("frozen_process", "is stopped (state T)", "high")
     if is_silent(scene, rank) and one.exit_code is None and one.state not in ("X", "Z"):
         age, marker = beat_age_ns(scene, rank) / 1e9, marker_of(scene, rank)
-        if marker is not None and marker.phase == "gc":  # which holds the lock, and ends
+        if (marker is not None and marker.phase == "gc") or _collects(scene, rank):  # which holds the lock, and ends
             return Reason("late_rank", f"has been collecting garbage, with the interpreter's lock held, for {age:.1f} s", "high", "gc")
         return Reason("frozen_process", f"lives, but its heartbeat is {age:.1f} s old: its interpreter lock is held", "high")
     seen = sum(bool(scene.standing.get(other)) for other in waiting)
@@ -110,8 +110,20 @@ def _by_process(scene: Scene, rank: int, waiting: tuple[int, ...]) -> Reason | N
     return None
 
 
+def has_collected(scene: Scene, rank: int) -> bool:
+    """Whether one of its stacks shows a garbage collection, and nothing that a finalizer in it waits for."""
+    return any(stands.in_gc and not (stands.op or stands.p2p or stands.in_loader) for stands in scene.standing.get(rank, ()))
+
+
+def _collects(scene: Scene, rank: int) -> bool:
+    stands = scene.stands(rank)
+    return stands is not None and stands.in_gc and has_collected(scene, rank)
+
+
 def _by_stack(scene: Scene, rank: int) -> Reason | None:
     stands, exception = scene.stands(rank), exception_of(scene, rank)
+    if stands is not None and _collects(scene, rank):
+        return Reason("late_rank", f"is collecting garbage, begun at {stands.where}", "medium", "gc")
     if stands is not None and stands.in_loader:
         return Reason("dataloader_deadlock", f"waits for its data loader at {stands.where}", "high")
     if stands is not None and stands.in_cleanup:

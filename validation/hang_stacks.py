@@ -23,6 +23,7 @@ _POINT_TO_POINT = {
     "send": "send", "isend": "send", "send_object_list": "send", "recv": "recv", "irecv": "recv", "recv_object_list": "recv",
     "batch_isend_irecv": "",
 }  # fmt: skip
+COLLECTING = "Garbage-collecting"  # the function of an innermost frame of "<gc>": the thread collects garbage
 _SETUP = frozenset({"new_group", "init_process_group", "_store_based_barrier", "_new_process_group_helper"})
 
 
@@ -34,6 +35,7 @@ class Standing(NamedTuple):
     in_loader: bool = False  # waits for data
     in_cleanup: bool = False  # inside a function that cleans up
     in_setup: bool = False  # makes a group
+    in_gc: bool = False  # collects garbage; finalizers that run in it are not the program's clean-up
     where: str = ""  # innermost line of the program's own code
     frames: tuple[StackFrame, ...] = ()  # the program's own, innermost first
 
@@ -64,9 +66,10 @@ def standing(thread: ThreadStack | None) -> Standing | None:
     op = next((name for name in outermost if name in _OPERATIONS), "")
     p2p = next((_POINT_TO_POINT[name] for name in called if _POINT_TO_POINT.get(name)), "")
     loading = any(_LOADER_FILES.search(frame.path) and frame.function in _LOADER_CALLS for frame in inner)
+    in_gc = thread.frames[0].function == COLLECTING
     return Standing(
         op="" if p2p else op, p2p=p2p, in_loader=loading, in_setup=any(name in _SETUP for name in called),
-        in_cleanup=any(_CLEANUP.search(frame.function) for frame in (*own, *inner)),
+        in_gc=in_gc, in_cleanup=not in_gc and any(_CLEANUP.search(frame.function) for frame in (*own, *inner)),
         where=place_of(own[0] if own else thread.frames[0]), frames=own,
     )  # fmt: skip
 

@@ -6,7 +6,7 @@ from validation.hang_reasons import is_failed
 from validation.hang_scene import Lane, Scene
 from validation.hang_signatures import waits_for_all
 from validation.hang_texts import is_echo, is_well
-from validation.hang_waits import Wait, answer
+from validation.hang_waits import Wait, answer, is_moment
 from validation.hang_words import at, found, listed, named, numbered, operation, sentence, verb
 
 
@@ -76,8 +76,7 @@ def is_stale(scene: Scene, wait: Wait) -> bool:
     """Whether some are through what ends for all at once, by a lone snapshot: then it was not taken of all at one time."""
     key = answer(scene, wait)
     through = [rank for rank in wait.lane.tracks if rank not in wait.ranks and wait.lane.reached(rank, wait.seq)]
-    is_seen_twice = any(scene.rows[rank].before is not None for rank in wait.ranks if rank in scene.rows)
-    return bool(through) and key is not None and waits_for_all(key.op) and not is_seen_twice
+    return bool(through) and key is not None and waits_for_all(key.op) and is_moment(scene)
 
 
 def judge_stuck(scene: Scene, wait: Wait) -> Finding:

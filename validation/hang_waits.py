@@ -65,6 +65,11 @@ def _is_old(scene: Scene, lane: Lane, seq: int, ranks: Iterable[int]) -> bool:
     return True
 
 
+def is_moment(scene: Scene) -> bool:
+    """Whether no rank was seen twice: what ranks are in may be over the next moment."""
+    return all(rows.before is None for rows in scene.rows.values())
+
+
 def _in_same_by_stack(scene: Scene, lane: Lane, seq: int) -> tuple[int, ...]:
     """Members without any record whose stack stands in the same operation."""
     unknown = [rank for rank in lane.members if rank not in scene.rows]

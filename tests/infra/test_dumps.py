@@ -14,6 +14,7 @@ from infra import dump_pool
 from infra.dumps import read_evidence, read_folder, without_cut
 from infra.stack_files import parse_stack
 from validation.errors import DataError
+from validation.hang_stacks import COLLECTING
 from validation.records import TIMELINE_COLUMNS
 
 STACK = """Current thread 0x00007fd3761256c0 (most recent call first):
@@ -213,6 +214,14 @@ def test_a_timeline_alone_is_evidence(tmp_path: Path) -> None:
     pd.DataFrame({"rank": [1]}).to_parquet(tmp_path / "timeline.parquet")
     with pytest.raises(DataError, match="lacks the columns step"):
         read_evidence(tmp_path)
+
+
+def test_a_collection_of_garbage_stands_in_the_stack() -> None:
+    """As Python's fault handler writes it in place of the innermost frame."""
+    text = 'Current thread 0x01 (most recent call first):\n  Garbage-collecting\n  File "train.py", line 9 in step\n'
+    (thread,) = parse_stack(text)
+
+    assert [frame.function for frame in thread.frames] == [COLLECTING, "step"]
 
 
 def test_a_stack_of_another_tool_is_read() -> None:
