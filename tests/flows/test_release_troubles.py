@@ -78,7 +78,7 @@ def test_a_registry_that_dies_in_mid_release_ends_it_and_it_is_finished_later(tm
 
     assert code == 1, log.read_text()[-3000:]
     assert "StoreError: MLflow could not" in log.read_text()
-    assert "seatrial finish" in log.read_text()
+    assert f"seatrial finish {release_id}" in log.read_text()
     assert (kinds[-1].split()[0], serves and serves.serving_kind) == ("intent", "baseline")
     with registry(tmp_path, port):
         after, document, shown = yard.seatrial("finish", release_id)
