@@ -18,6 +18,7 @@ from trainer import ranks
 from trainer.config import TrainJob
 from trainer.recipe import code_digest
 from trainer.recipes.flights_month import Counts, Month, read_month
+from validation import drift, served
 from validation.canonical import digest, sha256_hex
 from validation.drift import Bins, counted
 from validation.errors import ConfigError
@@ -30,6 +31,7 @@ BEGINS = 8  # December's day on which a fault begins, unless told otherwise
 CLEAN = "clean"
 PROVEN = "proven on "  # before the day, in a check of validation.monitoring
 SCORE_DEADLINE_S = 600.0
+SCORER = "trainer.recipes.flights_replay"
 
 Say = Callable[[str], None]
 
@@ -125,27 +127,33 @@ def records(december: December, policy: Policy, *, seed: int | None, regression:
 
 
 def load_december(settings: Settings, say: Say) -> December:
-    """Train the candidate and score the month, or find both under the cache folder, named by the code that makes them."""
-    key = digest([code_digest("flights"), sha256_hex(Path(__file__).read_bytes()), parse_policy().monitoring.maturity_days.value])[:20]
-    folder = Path(settings.cache or settings.home / "cache") / f"december-{key}"
+    """Train the candidate and score the month, or find both under the cache folder, each named by the code that makes it."""
+    cache, trained = Path(settings.cache or settings.home / "cache"), code_digest("flights")
+    key = digest([trained, code_digest(f"{SCORER}:score_month"), *map(_sha256, (drift.__file__, served.__file__)), _maturity_days()])
+    folder = cache / f"december-{key[:20]}"
     if not (folder / "month.json").is_file():
-        _make(folder, say)
+        _make(folder, cache / f"candidate-{trained[:20]}", say)
     month = read_month(folder / "month.json")
     return December(month, {name: pd.read_parquet(folder / f"{name}.parquet") for name in month.inputs})
 
 
-def _make(folder: Path, say: Say) -> None:
-    run = folder / "run"
-    run.mkdir(parents=True, exist_ok=True)
+def _make(folder: Path, run: Path, say: Say) -> None:
+    for each in (folder, run):
+        each.mkdir(parents=True, exist_ok=True)
     weights = run / "model.safetensors"
     if not weights.is_file():
         say("training a flights candidate for the replay, once on this machine")
         ranks.run_group(TrainJob(recipe="flights", folder=str(run), world_size=1, warmup_steps=1))
     say("scoring December, clean and with every fault")
-    ranks.call(
-        "trainer.recipes.flights_replay:score_month", str(weights), str(folder), parse_policy().monitoring.maturity_days.value,
-        deadline_s=SCORE_DEADLINE_S,
-    )  # fmt: skip
+    ranks.call(f"{SCORER}:score_month", str(weights), str(folder), _maturity_days(), deadline_s=SCORE_DEADLINE_S)
+
+
+def _maturity_days() -> int:
+    return parse_policy().monitoring.maturity_days.value
+
+
+def _sha256(path: str) -> str:
+    return sha256_hex(Path(path).read_bytes())
 
 
 def _counts(bins: Bins, by_name: Mapping[str, Counts], sources: Mapping[str, tuple[str, str]]) -> ColumnCounts:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from infra.export import load_and_predict
 from trainer.recipe import load_recipe
-from trainer.serving import Requests, requests_of, score_columns, slice_values
+from trainer.serving import Requests, days_of, requests_of, score_columns, slice_values
 from validation.drift import Bins, reference_bins, served_counts
 
 LATENCY_CALLS = 200  # requests of a day that are also asked one by one, for their latency
@@ -66,12 +66,13 @@ def origin_of(recipe_path: str, serving: Contender, reference: Contender | None)
     """Count the train split's columns and the scores on the judge split; once a version."""
     recipe = load_recipe(recipe_path)
     train, judge = recipe.data("train"), recipe.data("judge")
+    trained, judged = days_of(recipe, train.frame), days_of(recipe, judge.frame)
     inputs = judge.batch(np.arange(len(judge))).inputs.numpy()
     scores, failure = _asked(serving, inputs)
     shadow, shadow_failure = _asked(reference, inputs) if reference else (scores, "")
     return Origin(
-        columns=tuple(reference_bins(name, train.frame[name]) for name in recipe.contract.columns),
-        scores=None if scores is None else reference_bins(SCORES, pd.Series(score_columns(SCORES, scores)[SCORES])),
+        columns=tuple(reference_bins(name, train.frame[name], trained) for name in recipe.contract.columns),
+        scores=None if scores is None else reference_bins(SCORES, pd.Series(score_columns(SCORES, scores)[SCORES]), judged),
         utility_scale=float("nan") if shadow is None else float(np.nanstd(recipe.outcomes(judge.frame, shadow).utility)),
         utility_unit=recipe.card.utility_unit, slices={name: tuple(sorted(set(slice_values(judge.frame[name])))) for name in recipe.slices},
         failures=tuple(filter(None, (failure, shadow_failure))),

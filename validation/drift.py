@@ -8,25 +8,30 @@ under no change PSI / (1/n + 1/m) is about chi-squared with bins - 1 degrees of 
 the population stability index", Journal of Risk Model Validation 14, 2020), so a few rows show a large index by chance alone: what chance
 gives is subtracted (in the mean, bins - 1 times 1/n + 1/m), and an index within its 99 % quantile is no drift.
 
-A window is a whole week: weekdays differ, and a column that says the weekday would drift every day. Limits: one column at a time, so a
-change of what belongs together is not seen; rows that are not independent (one day's weather) spread more than chi-squared says.
+A window is a whole week: weekdays differ, and a column that says the weekday would drift every day. Rows are not independent (one week's
+weather), so a week spreads far more than chi-squared says. How much, training tells: each of its weeks is held against all its other weeks,
+and the largest index is what the column does by itself (`Usual`). Days are measured so too: the worst share of missing values, and the
+largest share of one bin. Limits: one column at a time, so a change of what belongs together is not seen; a training split with a broken day
+or week calls it usual.
 """
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 from scipy import stats
 
-from validation.served import ColumnCounts
+from validation.served import ColumnCounts, Usual
 
 BINS = 10  # quantiles of the reference: each holds a tenth of it, the custom behind the limit of 0.25
 VALUES = 20  # of a category: the most frequent ones, the rest is one bin
 OTHER = "(other)"
 WINDOW_DAYS = 7
+USUAL_WEEKS = 4  # of training at least, before a week of it says what weeks are like
+USUAL_ROWS = 0.5  # of a training day's mean: a day with fewer rows has shares by accident
 CHANCE = 0.99  # an index below this quantile of what no change gives is not called drift
 
 
@@ -41,6 +46,13 @@ class Drift:
     missing_share: float  # of the last day; NaN without rows
     missing_rows: tuple[int, int]  # of the last day: without a value, all
     reference_missing_share: float
+    largest_rows: tuple[int, int] = (0, 0)  # of the last day: in its largest bin, all with a value
+    usual: Usual = field(default_factory=Usual)
+
+    @property
+    def usual_missing(self) -> float:
+        """Share of missing values that is no news."""
+        return max(self.usual.missing, self.reference_missing_share)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +65,7 @@ class Bins:
     names: tuple[str, ...]  # what falls into each; of a category its values
     reference: tuple[int, ...]  # rows a bin
     reference_missing: int  # rows without a value
+    usual: Usual = field(default_factory=Usual)
 
 
 def count_column(name: str, reference: pd.Series, served: pd.Series, days: pd.Series) -> ColumnCounts:
@@ -64,8 +77,8 @@ def count_column(name: str, reference: pd.Series, served: pd.Series, days: pd.Se
     return counted(bins, served_counts(bins, served, days))
 
 
-def reference_bins(name: str, reference: pd.Series) -> Bins:
-    """Bins of a column, and the reference's rows in them."""
+def reference_bins(name: str, reference: pd.Series, days: pd.Series | None = None) -> Bins:
+    """Bins of a column, the reference's rows in them, and what is usual there. Args: days, of each row; None = nothing is called usual."""
     is_number = pd.api.types.is_numeric_dtype(reference) and not pd.api.types.is_bool_dtype(reference)
     edges = _edges(reference) if is_number else np.empty(0)
     values = () if is_number else tuple(str(value) for value in reference.dropna().astype(str).value_counts().index[:VALUES])
@@ -73,7 +86,7 @@ def reference_bins(name: str, reference: pd.Series) -> Bins:
     codes = _codes_of_numbers(reference, edges) if is_number else _codes_of_values(reference, names)
     return Bins(
         name=name, is_number=is_number, edges=tuple(edges.tolist()), names=names, reference=_counts(codes, len(names)),
-        reference_missing=int((codes < 0).sum()),
+        reference_missing=int((codes < 0).sum()), usual=Usual() if days is None else _usual(codes, len(names), days),
     )  # fmt: skip
 
 
@@ -89,6 +102,7 @@ def counted(bins: Bins, by_day: Mapping[str, tuple[tuple[int, ...], int]]) -> Co
     return ColumnCounts(
         name=bins.name, bins=bins.names, reference=bins.reference, reference_missing=bins.reference_missing,
         served={day: counts for day, (counts, _) in by_day.items()}, served_missing={day: missing for day, (_, missing) in by_day.items()},
+        usual=bins.usual,
     )  # fmt: skip
 
 
@@ -117,13 +131,47 @@ def measure_drift(column: ColumnCounts, today: str) -> Drift:
     counts = np.asarray(column.reference)[kept].tolist(), served[kept].tolist()
     found = stability_index(*counts)
     mean, quantile = chance_index(int(kept.sum()), sum(counts[0]), sum(counts[1]))
-    missing, present = column.served_missing.get(today, 0), sum(column.served.get(today, ()))
+    of_today = column.served.get(today, ())
+    missing, present = column.served_missing.get(today, 0), sum(of_today)
     trained = sum(column.reference) + column.reference_missing
     return Drift(
         column=column.name, rows=sum(counts[1]), index=float(np.maximum(found - mean, 0.0)), is_chance=not found > quantile,
         missing_share=missing / (missing + present) if missing + present else float("nan"), missing_rows=(missing, missing + present),
-        reference_missing_share=column.reference_missing / trained if trained else 0.0,
+        reference_missing_share=column.reference_missing / trained if trained else 0.0, usual=column.usual,
+        largest_rows=(max(of_today, default=0), present),
     )  # fmt: skip
+
+
+def _usual(codes: npt.NDArray[np.int64], size: int, days: pd.Series) -> Usual:
+    """The worst day and the worst week of the reference. Args: codes, each row's bin, -1 = missing; days, ISO."""
+    when = np.asarray(days.astype(str).to_numpy(str), "datetime64[D]")
+    if not len(when):
+        return Usual()
+    place = (when - when.min()).astype(np.int64)
+    span = int(place.max()) + 1
+    table = np.bincount(place * (size + 1) + codes + 1, minlength=span * (size + 1)).reshape(span, size + 1)  # (days, missing and bins)
+    rows, values = table.sum(axis=1), table[:, 1:]
+    told = table[rows >= USUAL_ROWS * rows[rows > 0].mean()]
+    valued = told[told[:, 1:].sum(axis=1) > 0, 1:]
+    return Usual(
+        missing=float((told[:, 0] / told.sum(axis=1)).max()),
+        share=float((valued.max(axis=1) / valued.sum(axis=1)).max()) if len(valued) else 1.0, index=_usual_index(values),
+    )  # fmt: skip
+
+
+def _usual_index(values: npt.NDArray[np.int64]) -> float:
+    """The largest index of any seven days (of counts (D, B)) against all other days; 0 for a reference of less than USUAL_WEEKS."""
+    values = values[:, values.sum(axis=0) > 0]
+    if len(values) < USUAL_WEEKS * WINDOW_DAYS or not values.size:
+        return 0.0
+    until = np.vstack([np.zeros_like(values[:1]), values.cumsum(axis=0)])
+    week = until[WINDOW_DAYS:] - until[:-WINDOW_DAYS]
+    rest = until[-1] - week
+    week, rest = (counts[(week.sum(axis=1) > 0) & (rest.sum(axis=1) > 0)] for counts in (week, rest))
+    bins = values.shape[1]
+    p, q = ((counts + 0.5) / (counts.sum(axis=1, keepdims=True) + 0.5 * bins) for counts in (week, rest))
+    chance = max(bins - 1, 1) * (1 / week.sum(axis=1) + 1 / rest.sum(axis=1))
+    return float(np.max(((p - q) * np.log(p / q)).sum(axis=1) - chance, initial=0.0))
 
 
 def _edges(reference: pd.Series) -> npt.NDArray[np.float64]:

@@ -1,15 +1,15 @@
 """monitor: may the version that serves go on serving?
 
     outcomes worse than the fallback's, proven; requests not answered, proven   -> degraded, roll_back
-    latency, missing inputs, a lapsed waiver                                     -> degraded, watch
+    latency, inputs that are missing or stand still, a lapsed waiver             -> degraded, watch
     too few outcomes yet, too few outcomes in time, no requests, a missed control -> inconclusive, watch
     drift, contradictory rows, a purse at a tenth of what it takes               -> a warning, watch
     else                                                                         -> healthy, none
 
 Outcomes decide: drift alone never rolls back. The tests may be looked at every day (validation.betting); claims and limits in
 docs/monitoring.md. In every judgement defects are planted into the same records (a version worse by PLANTED_DROP, a day without answers, an
-empty column), and what does not find its own is taken for blind. A young version is therefore inconclusive: so few days would not even show
-the planted drop.
+empty column, one that stands still), and what does not find its own is taken for blind. A young version is therefore inconclusive: so few
+days would not even show the planted drop.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,7 +22,7 @@ import pandas as pd
 from validation.drift import WINDOW_DAYS, measure_drift
 from validation.monitoring_join import Joined, absent_columns, join
 from validation.monitoring_outcomes import SHARES, Purse, margin_of, purse_of_all, purses_of_slices
-from validation.monitoring_service import MISSING, REQUESTS, SCORES, drift_warnings, missing_check, service_checks
+from validation.monitoring_service import MISSING, REQUESTS, SCORES, STILL, drift_warnings, missing_check, service_checks, still_check
 from validation.monitoring_view import monitoring_plots, monitoring_tables
 from validation.policy import MonitoringPolicy
 from validation.served import MonitorRecords
@@ -72,7 +72,7 @@ def judge_monitoring(records: MonitorRecords, policy: MonitoringPolicy) -> Monit
     requests, bad_scores, latency = service_checks(records, policy, joined)
     checks = [
         requests, bad_scores, *_outcome_checks(records, policy, purses), latency, missing_check(records, policy, inputs),
-        _coverage(policy, joined), *_waiver(records),
+        still_check(records, policy, inputs), _coverage(policy, joined), *_waiver(records),
     ]  # fmt: skip
     checks = [_unless_blind(item, plants) for item in checks]
     warnings = (
@@ -82,7 +82,7 @@ def judge_monitoring(records: MonitorRecords, policy: MonitoringPolicy) -> Monit
     shown = (records, policy, joined, purses, (*inputs, *scores))
     verdict = conclude(
         NAME, checks, passed_reason=_healthy_reason(records, purses[0], warnings), tables=monitoring_tables(*shown),
-        plots=monitoring_plots(*shown), notes=(*(f"Warning: {sentence(item)}." for item in warnings), *_notes(policy, joined, purses)),
+        plots=monitoring_plots(*shown), notes=(*_told(warnings), *_notes(records, policy, joined, purses)),
     )  # fmt: skip
     return MonitorVerdict(action=_action(verdict, warnings), verdict=replace(verdict, control=_control(verdict, plants)), warnings=warnings)
 
@@ -168,13 +168,24 @@ def _plants(records: MonitorRecords, policy: MonitoringPolicy, joined: Joined) -
     silent = pd.DataFrame({"day": [records.today], "requests": [1000], "answered": [0], "latency_p95_ms": [np.nan]})
     requests = service_checks(replace(records, health=silent), policy, joined)[0]
     plants[REQUESTS] = ("a day without answers", requests.passed is False, sentence(requests))
-    if records.inputs:
-        column = records.inputs[0]
-        rows = sum(column.served.get(records.today, ())) + column.served_missing.get(records.today, 0)
-        emptied = replace(column, served={records.today: (0,) * len(column.bins)}, served_missing={records.today: max(rows, 1000)})
-        empty = measure_drift(emptied, records.today)
-        missing = missing_check(records, policy, [empty])
-        plants[MISSING] = (f"no value in {column.name}", missing.passed is False, sentence(missing))
+    return plants | _input_plants(records, policy)
+
+
+def _input_plants(records: MonitorRecords, policy: MonitoringPolicy) -> dict[str, tuple[str, bool, str]]:
+    """A column without a value, and one whose values are all the same: those that differ most from training's worst day."""
+    plants: dict[str, tuple[str, bool, str]] = {}
+    if not records.inputs:
+        return plants
+    empty = min(records.inputs, key=lambda column: column.usual.missing)
+    still = min(records.inputs, key=lambda column: column.usual.share)
+    rows = max(sum(empty.served.get(records.today, ())) + empty.served_missing.get(records.today, 0), 1000)
+    emptied = replace(empty, served={records.today: (0,) * len(empty.bins)}, served_missing={records.today: rows})
+    stilled = replace(still, served={records.today: (rows, *(0,) * (len(still.bins) - 1))}, served_missing={})
+    missing = missing_check(records, policy, [measure_drift(emptied, records.today)])
+    crowded = still_check(records, policy, [measure_drift(stilled, records.today)])
+    plants[MISSING] = (f"no value in {empty.name}", missing.passed is False, sentence(missing))
+    if still.usual.share + policy.still_max.value < 1.0:  # else nobody looked at training, or every day is of one value by nature
+        plants[STILL] = (f"one value in {still.name}", crowded.passed is False, sentence(crowded))
     return plants
 
 
@@ -208,7 +219,11 @@ def _healthy_reason(records: MonitorRecords, whole: Purse, warnings: Sequence[Ch
     return f"{text}; {count}: {sentence(warnings[0])}" if warnings else text
 
 
-def _notes(policy: MonitoringPolicy, joined: Joined, purses: Sequence[Purse]) -> Iterable[str]:
+def _told(warnings: Sequence[Check]) -> Iterable[str]:
+    return (f"Warning: {sentence(item)}." for item in warnings)
+
+
+def _notes(records: MonitorRecords, policy: MonitoringPolicy, joined: Joined, purses: Sequence[Purse]) -> Iterable[str]:
     alpha = policy.alpha.value
     yield (
         f"A version that is as good as its fallback is ever rolled back with probability at most {alpha:g}, however often one looks: "
@@ -220,5 +235,7 @@ def _notes(policy: MonitoringPolicy, joined: Joined, purses: Sequence[Purse]) ->
         yield f"Not judged, too few outcomes in time: {', '.join(unjudged)}."
     if joined.left_out:
         yield f"Left out: {', '.join(f'{n:,} {why}' for why, n in joined.left_out.items())}."
+    if blind := [column.name for column in records.inputs if column.usual.missing + policy.missing_max.value >= 1.0]:
+        yield f"Silent for a whole day in training too, so that nobody would see it again: {', '.join(blind)}."
     if never := [item.name for item in purses[1:] if not item.values]:
         yield f"Too few outcomes for one bet ({policy.min_n.value}): {', '.join(never)}."

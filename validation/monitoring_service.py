@@ -6,7 +6,8 @@ alpha over all days, so looking daily is safe here too, as far as requests fail 
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
@@ -14,13 +15,15 @@ from scipy import stats
 from validation.drift import CHANCE, Drift
 from validation.monitoring_join import Joined
 from validation.monitoring_outcomes import SHARES
-from validation.policy import MonitoringPolicy
+from validation.policy import MonitoringPolicy, Threshold
 from validation.served import MonitorRecords
 from validation.verdict import Check, check
 
 REQUESTS = "requests that were not answered"
 SCORES = "scores that are no number"
-MISSING = "missing values beyond the training share"
+MISSING = "missing values beyond training's worst day"
+STILL = "values in one bin beyond training's worst day"
+SHOWN_DRIFTS = 3  # columns that are named with their numbers; the rest is one warning
 
 
 def service_checks(records: MonitorRecords, policy: MonitoringPolicy, joined: Joined) -> tuple[Check, ...]:
@@ -41,48 +44,84 @@ def service_checks(records: MonitorRecords, policy: MonitoringPolicy, joined: Jo
 
 
 def missing_check(records: MonitorRecords, policy: MonitoringPolicy, drifts: Iterable[Drift]) -> Check:
-    """The column with the most missing values today beyond its training share; a few rows alone cannot fail it."""
-    limit = policy.missing_max
-    known = [drift for drift in drifts if drift.missing_rows[1] > 0]
+    """The column with the most missing values today beyond its worst day in training; a few rows alone cannot fail it."""
+    told = [_Excess(drift.column, *drift.missing_rows, drift.usual_missing) for drift in drifts]
+    action = "find out who no longer delivers {}; the version goes on serving until its outcomes say otherwise"
+    return _excess_check(MISSING, policy.missing_max, records.today, told, "share of rows", action)
+
+
+def still_check(records: MonitorRecords, policy: MonitoringPolicy, drifts: Iterable[Drift]) -> Check:
+    """The column whose values crowd most into one bin today, beyond its worst day in training: a feed that reports one number."""
+    told = [_Excess(drift.column, *drift.largest_rows, drift.usual.share) for drift in drifts]
+    action = "find out whether {} is still measured: its values hardly differ; the version goes on serving until its outcomes say otherwise"
+    return _excess_check(STILL, policy.still_max, records.today, told, "share of values", action)
+
+
+@dataclass(frozen=True, slots=True)
+class _Excess:
+    """Rows of one column that are as they should not be, of all of today's, and the share of them that is no news."""
+
+    column: str
+    count: int
+    rows: int
+    usual: float
+
+    @property
+    def observed(self) -> float:
+        return self.count / self.rows - self.usual
+
+    @property
+    def proven(self) -> float:
+        return proven_share(self.count, self.rows, 1 - CHANCE) - self.usual
+
+
+def _excess_check(name: str, limit: Threshold[float], today: str, told: Sequence[_Excess], unit: str, action: str) -> Check:
+    """A check of the column with the largest proven excess; undecided without a row of today."""
+    known = [item for item in told if item.rows > 0]
     if not known:
         return Check(
-            name=MISSING, observed=None, threshold=limit.value, unit="share of rows", passed=None, comparison="<=", where=records.today,
+            name=name, observed=None, threshold=limit.value, unit=unit, passed=None, comparison="<=", where=today,
             source=limit.source, action="count the inputs of each day: there is no row of today",
         )  # fmt: skip
-    worst = max(known, key=lambda drift: (_proven_missing(drift) - drift.reference_missing_share, _excess(drift)))
-    excess = _excess(worst)
-    fails = _proven_missing(worst) - worst.reference_missing_share > limit.value
+    worst = max(known, key=lambda item: (item.proven, item.observed))
     return Check(
-        name=MISSING, observed=excess, threshold=limit.value, unit="share of rows", passed=not fails, comparison="<=", source=limit.source,
-        where=f"{worst.column}, {worst.missing_rows[0]:,} of {worst.missing_rows[1]:,} rows on {records.today}",
-        action=f"find out who no longer delivers {worst.column}; the version goes on serving until its outcomes say otherwise",
+        name=name, observed=worst.observed, threshold=limit.value, unit=unit, passed=not worst.proven > limit.value, comparison="<=",
+        source=limit.source, where=f"{worst.column}, {worst.count:,} of {worst.rows:,} on {today}; training's worst day {worst.usual:.3g}",
+        action=action.format(worst.column),
     )  # fmt: skip
 
 
+def drift_limit(policy: MonitoringPolicy, drift: Drift) -> float:
+    """The index from which a week is news: the policy's, or what a week of training reached by itself."""
+    return max(policy.drift_max.value, drift.usual.index)
+
+
 def drift_warnings(policy: MonitoringPolicy, drifts: Iterable[Drift], *, of_scores: bool) -> Iterable[Check]:
-    """One failed check for each column, or for the scores, whose index over a week is beyond the limit and beyond chance."""
-    limit = policy.drift_max
-    what = "the scores" if of_scores else "inputs"
-    for drift in sorted(drifts, key=lambda drift: -drift.index):
-        if drift.index > limit.value and not drift.is_chance:
-            yield check(
-                f"drift of {what}", drift.index, "<=", limit.value, unit="PSI", source=limit.source, where=drift.column,
-                action="look at its distribution; train again if it is there to stay. Outcomes decide whether the version stays",
-            )  # fmt: skip
+    """Failed checks of the columns, or the scores, whose index over a week is beyond the limit and beyond chance.
+
+    The worst few (how many times the limit) each on its own, the others in one.
+    """
+    name = f"drift of {'the scores' if of_scores else 'inputs'}"
+    beyond = [drift for drift in drifts if drift.index > drift_limit(policy, drift) and not drift.is_chance]
+    beyond.sort(key=lambda drift: (-drift.index / drift_limit(policy, drift), drift.column))
+    for drift in beyond[:SHOWN_DRIFTS]:
+        yield _drift_check(policy, name, drift, drift.column)
+    if rest := beyond[SHOWN_DRIFTS:]:
+        yield _drift_check(policy, name, rest[0], f"{len(rest)} more: {', '.join(drift.column for drift in rest)}; the worst of them")
+
+
+def _drift_check(policy: MonitoringPolicy, name: str, drift: Drift, where: str) -> Check:
+    limit = drift_limit(policy, drift)
+    source = policy.drift_max.source if limit == policy.drift_max.value else "the largest index of a week of training against the others"
+    return check(
+        name, drift.index, "<=", limit, unit="PSI", source=source, where=where,
+        action="look at its distribution; train again if it is there to stay. Outcomes decide whether the version stays",
+    )  # fmt: skip
 
 
 def proven_share(count: float, n: float, alpha: float) -> float:
     """Lower limit of a share that `count` of `n` cases prove with error at most alpha; 0 without cases."""
     return float(stats.beta.ppf(alpha, count, n - count + 1)) if 0 < count <= n else 0.0
-
-
-def _proven_missing(drift: Drift) -> float:
-    missing, rows = drift.missing_rows
-    return proven_share(missing, rows, 1 - CHANCE)
-
-
-def _excess(drift: Drift) -> float:
-    return drift.missing_share - drift.reference_missing_share
 
 
 def _share(records: MonitorRecords, policy: MonitoringPolicy, name: str, failed: float, asked: float, part: str) -> Check:

@@ -9,6 +9,7 @@ from validation.betting import confidence_sequence
 from validation.drift import Drift
 from validation.monitoring_join import Joined
 from validation.monitoring_outcomes import SHARES, Purse, margin_of
+from validation.monitoring_service import drift_limit
 from validation.policy import MonitoringPolicy
 from validation.served import MonitorRecords
 from validation.verdict import Plot, Series, Table
@@ -31,10 +32,13 @@ def monitoring_tables(
         ),
         Table(
             title=f"Inputs and scores of the week up to {records.today} against where the model was made",
-            columns=("column", "rows", "PSI beyond chance", "chance alone would do", "missing today", "missing in the reference"),
+            columns=(
+                "column", "rows", "PSI beyond chance", "worst week of training", "chance alone would do", "missing today",
+                "missing on training's worst day", "largest bin today", "largest bin on training's worst day",
+            ),
             rows=tuple(
-                (item.column, item.rows, _finite(item.index), "yes" if item.is_chance else "no", _finite(item.missing_share),
-                 item.reference_missing_share) for item in drifts
+                (item.column, item.rows, _finite(item.index), item.usual.index, "yes" if item.is_chance else "no",
+                 _finite(item.missing_share), item.usual_missing, _share(item.largest_rows), item.usual.share) for item in drifts
             ),
         ),
         _health(records),
@@ -48,12 +52,13 @@ def monitoring_plots(
     x_label = f"day of service (1 = {records.since})"
     plots = [_purse_plot(records, purses, x_label), _interval_plot(records, policy, purses[0], x_label)]
     if known := [item for item in drifts if np.isfinite(item.index)]:
-        shown = sorted(known, key=lambda item: -item.index)[:SHOWN_COLUMNS]
-        bars = Series(name="PSI", x=tuple(item.column for item in shown), y=tuple(item.index for item in shown))
+        shares = {item.column: item.index / drift_limit(policy, item) for item in known}
+        shown = sorted(shares, key=lambda column: -shares[column])[:SHOWN_COLUMNS]
+        bars = Series(name="PSI", x=tuple(shown), y=tuple(shares[column] for column in shown))
         plots.append(
             Plot(
-                title="Drift over a week", kind="bar", x_label="column", y_label="population stability index beyond chance",
-                series=(bars,), reference=policy.drift_max.value, reference_label="drift_max",
+                title="Drift over a week", kind="bar", x_label="column", y_label="PSI beyond chance / its limit",
+                series=(bars,), reference=1.0, reference_label="drift_max, or training's worst week",
             )
         )  # fmt: skip
     days = joined.days
@@ -134,6 +139,10 @@ def _places(records: MonitorRecords, days: Sequence[str]) -> tuple[float, ...]:
     """Days as numbers, 1 on the first day of service."""
     since = np.datetime64(records.since)
     return tuple(float((np.datetime64(day) - since) / np.timedelta64(1, "D")) + 1 for day in days)
+
+
+def _share(rows: tuple[int, int]) -> float | None:
+    return rows[0] / rows[1] if rows[1] else None
 
 
 def _finite(value: float | None) -> float | None:

@@ -120,8 +120,9 @@ class MonitoringPolicy(_Section):
     coverage_min: ShareThreshold  # share of mature predictions whose outcome came in time; a day below it is not judged
     failures_max: ShareThreshold  # share of requests that were not answered
     latency_p95_ms: PositiveThreshold
-    missing_max: ShareThreshold  # share of missing values in a column, beyond what training had
-    drift_max: PositiveThreshold  # population stability index of a column or of the scores over a week; warns only
+    missing_max: ShareThreshold  # share of a day's missing values in a column, beyond the worst day of training
+    still_max: ShareThreshold  # share of a day's values in one bin of a column, beyond the worst day of training
+    drift_max: PositiveThreshold  # population stability index of a week, at least training's own worst; warns only
 
 
 class CostPolicy(_Section):

@@ -27,6 +27,15 @@ Frame = pd.DataFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Usual:
+    """What a column did by itself where the model was made: its worst day and week there. The defaults say that nobody looked."""
+
+    missing: float = 0.0  # largest share of a day's rows without a value
+    share: float = 1.0  # largest share of a day's values in one bin
+    index: float = 0.0  # largest stability index of a week against all other weeks, beyond chance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnCounts:
     """One column, or the scores, as counts over the same bins: where the model was made and on each day served (`drift.count_column`)."""
 
@@ -36,6 +45,7 @@ class ColumnCounts:
     reference_missing: int  # rows without a value
     served: Mapping[str, tuple[int, ...]]  # day -> rows a bin
     served_missing: Mapping[str, int]  # day -> rows without a value
+    usual: Usual = field(default_factory=Usual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,18 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from validation.drift import OTHER, Drift, chance_index, count_column, measure_drift, stability_index
+from validation.drift import (
+    OTHER,
+    WINDOW_DAYS,
+    Drift,
+    chance_index,
+    count_column,
+    measure_drift,
+    reference_bins,
+    served_counts,
+    stability_index,
+)  # fmt: skip
+from validation.served import Usual
 
 TODAY = "2013-12-07"
 
@@ -84,3 +95,45 @@ def test_odd_columns_are_counted(values: list[float]) -> None:
     column = count_column("c", pd.Series(values), pd.Series([*values, -7.0]), pd.Series([TODAY] * (len(values) + 1)))
 
     assert (sum(column.reference), sum(column.served[TODAY])) == (len(values), len(values) + 1)
+
+
+def seasons(days: int = 90, rows: int = 200) -> tuple[pd.Series, pd.Series]:
+    """A column whose mean wanders by half a standard deviation within a month, as weather does, and each row's day."""
+    random = np.random.default_rng(8)
+    when = pd.Series(np.repeat(pd.date_range("2013-01-01", periods=days).strftime("%Y-%m-%d"), rows))
+    return pd.Series(np.repeat(0.5 * np.sin(np.arange(days) / 5), rows) + random.normal(size=days * rows)), when
+
+
+def test_training_says_what_a_week_may_look_like() -> None:
+    """The largest index of training's own weeks is what one by one comparison finds, half of the rest's weeks being quieter."""
+    values, days = seasons()
+    bins = reference_bins("temp", values, days)
+    dates = sorted(set(days))
+    found = []
+    for first in range(len(dates) - WINDOW_DAYS + 1):
+        inside = days.isin(dates[first : first + WINDOW_DAYS])
+        counts = [sum(np.asarray(rows) for rows, _ in served_counts(bins, values[mask], days[mask]).values()) for mask in (inside, ~inside)]
+        chance, _ = chance_index(10, counts[1].sum(), counts[0].sum())
+        found.append(stability_index(counts[1].tolist(), counts[0].tolist()) - chance)
+
+    assert bins.usual.index == pytest.approx(max(found))
+    assert bins.usual.index > 0.1
+
+
+def test_training_says_what_a_day_may_look_like() -> None:
+    """The day with the most missing values and the day with the fullest bin; a day of few rows says nothing."""
+    values, days = seasons()
+    values = values.mask((days == "2013-02-01") & (np.arange(len(days)) % 4 == 0)).mask(days == "2013-03-31")
+    kept = (days != "2013-03-31") | (days.groupby(days).cumcount() < 50)
+    values = values.where(days != "2013-02-02", 5.0)
+    usual = reference_bins("temp", values[kept], days[kept]).usual
+
+    assert usual.missing == pytest.approx(0.25)
+    assert usual.share == 1.0
+
+
+@pytest.mark.parametrize("days", [0, 1, 27], ids=["no row", "a day", "less than four weeks"])
+def test_little_training_says_little(days: int) -> None:
+    """No week is called usual before there are four, and nothing at all without rows or days."""
+    assert reference_bins("temp", *seasons(days)).usual.index == 0.0
+    assert reference_bins("temp", seasons(40)[0]).usual == Usual()

@@ -13,9 +13,9 @@ from validation.errors import ConfigError, EvidenceError
 from validation.monitoring import COVERAGE, WORSE, judge_monitoring
 from validation.monitoring_join import join
 from validation.monitoring_outcomes import Purse, purse_of_all
-from validation.monitoring_service import MISSING, REQUESTS, SCORES, drift_warnings, proven_share
+from validation.monitoring_service import MISSING, REQUESTS, SCORES, STILL, drift_warnings, proven_share
 from validation.policy import parse_policy
-from validation.served import MonitorRecords
+from validation.served import MonitorRecords, Usual
 
 GOOD = differences(20)
 
@@ -151,6 +151,63 @@ def test_a_drift_that_chance_alone_would_show_is_no_warning(index: float, is_cha
     )
 
     assert len(list(drift_warnings(MONITORING, [drift], of_scores=False))) == warned
+
+
+@pytest.mark.parametrize(("worst", "expected"), [(0.1, "degraded"), (0.3, "healthy")], ids=["more than ever", "as once in training"])
+def test_missing_values_are_held_against_the_worst_day_of_training(worst: float, expected: str) -> None:
+    """A quarter of the rows without a value is news only where training never had such a day; the day it had is named."""
+    records = served(GOOD)
+    column = records.inputs[0]
+    sparse = replace(column, served_missing={records.today: 60}, usual=Usual(missing=worst, share=0.2))
+    found = judge_monitoring(replace(records, inputs=(sparse,)), MONITORING)
+
+    assert found.health == expected
+    assert any(item.name == MISSING and f"training's worst day {worst:.3g}" in item.where for item in found.verdict.checks)
+
+
+@pytest.mark.parametrize(
+    ("usual", "expected"),
+    [(0.3, ("degraded", "watch")), (0.9, ("healthy", "watch")), (1.0, ("healthy", "watch"))],
+    ids=["never so in training", "nearly so", "always so"],
+)
+def test_a_column_that_stands_still_is_seen_on_the_first_evening(usual: float, expected: tuple[str, str]) -> None:
+    """A feed that reports one number is nowhere missing: all of today's values in one bin, unless training knew such a day."""
+    records = served(GOOD)
+    column = records.inputs[0]
+    still = replace(column, served={**column.served, records.today: (200, *(0,) * 9)}, usual=Usual(share=usual))
+    found = judge_monitoring(replace(records, inputs=(still,)), MONITORING)
+
+    assert found.health == expected[0]
+    assert found.reason.startswith(f"{STILL} (temp, 200 of 200") == (expected[0] == "degraded")
+    assert found.verdict.control
+    assert (f"one value in {column.name}" in found.verdict.control.planted) == (usual < 0.8)
+
+
+def test_a_day_without_values_in_training_is_told() -> None:
+    """Where training was silent for a day, a silent feed cannot be told: the check is undecided when that is every column."""
+    records = served(GOOD)
+    column = replace(records.inputs[0], usual=Usual(missing=1.0, share=0.2))
+    found = judge_monitoring(replace(records, inputs=(column,)), MONITORING)
+
+    assert found.health == "inconclusive"
+    assert "Silent for a whole day in training too, so that nobody would see it again: temp." in found.verdict.notes
+
+
+def test_the_worst_drifts_are_named_and_the_others_told_in_one() -> None:
+    """Held against what its own training weeks did: the column furthest beyond its own limit first, a usual one not at all."""
+    common: dict[str, Any] = {
+        "rows": 900,
+        "is_chance": False,
+        "missing_share": 0.0,
+        "missing_rows": (0, 900),
+        "reference_missing_share": 0.0,
+    }
+    drifts = [Drift(column=f"c{at}", index=0.3 + at / 10, **common) for at in range(5)]
+    drifts.append(Drift(column="season", index=3.0, usual=Usual(index=3.1), **common))
+    found = list(drift_warnings(MONITORING, drifts, of_scores=False))
+
+    assert [item.where for item in found] == ["c4", "c3", "c2", "2 more: c1, c0; the worst of them"]
+    assert [item.threshold for item in found] == [0.25] * 4
 
 
 def test_a_day_told_in_parts_is_as_slow_as_its_slowest() -> None:

@@ -23,7 +23,7 @@ from trainer.recipes.flights_data import encode, load_encoding
 from trainer.recipes.flights_features import NUMBERS, QUEUES, WINDOWS
 from trainer.recipes.flights_month import Month, write_month
 from trainer.scoring import baseline_module, candidate_module
-from trainer.serving import mature, slice_values
+from trainer.serving import days_of, mature, slice_values
 from validation.drift import reference_bins, served_counts
 
 RECIPE = "flights"
@@ -47,8 +47,9 @@ def score_month(weights: str, folder: str, maturity_days: int) -> None:
     candidate, baseline = candidate_module(RECIPE, weights), baseline_module(RECIPE)
     shadow = _scores(baseline, judge.batch(np.arange(len(judge))).inputs.numpy())
     judged = _scores(candidate, judge.batch(np.arange(len(judge))).inputs.numpy())
-    columns = tuple(reference_bins(name, train.frame[name]) for name in recipe.contract.columns)
-    scores = reference_bins("", pd.Series(judged))
+    trained = days_of(recipe, train.frame)
+    columns = tuple(reference_bins(name, train.frame[name], trained) for name in recipe.contract.columns)
+    scores = reference_bins("", pd.Series(judged), days_of(recipe, judge.frame))
     inputs, score_counts = {}, {}
     for name, fed, score in _fed(live.frame, candidate):
         seen = encode(fed, encoding)
