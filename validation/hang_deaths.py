@@ -6,7 +6,7 @@ from validation.finding import Finding, Operation
 from validation.flight import DEFAULT_GROUP
 from validation.hang_conflict import aborted_lines
 from validation.hang_majority import sides_at
-from validation.hang_reasons import exception_of, marker_of
+from validation.hang_reasons import exception_of, left_in_step, marker_of
 from validation.hang_scene import Lane, Scene
 from validation.hang_signatures import spell
 from validation.hang_texts import is_lost_connection, is_time_out
@@ -42,7 +42,7 @@ def _death(scene: Scene, rank: int) -> int | None:
         return 0
     if one.exit_code is not None and one.exit_code > 0 and not one.result and not exception_of(scene, rank):
         return one.exit_code
-    return None
+    return 0 if left_in_step(scene, rank) else None
 
 
 def _is_cause(scene: Scene, rank: int, code: int, waits: tuple[Wait, ...]) -> bool:
@@ -130,7 +130,10 @@ def _interrupted(scene: Scene, rank: int, waits: tuple[Wait, ...]) -> tuple[Oper
 
 
 def judge_abort(scene: Scene, waits: tuple[Wait, ...]) -> Finding | None:
-    """An abort by the backend where all operations that are known agree: what the one unknown rank issued must have been the wrong one."""
+    """An abort by the backend where all operations that are known agree: what the one unknown rank issued must have been the wrong one.
+
+    Only where sizes are compared: the splits of an all_to_all may differ, and any of those that were recorded may be the wrong one.
+    """
     aborted = [rank for rank in scene.ranks if scene.of(rank).exit_code == _ABORTED]
     if not aborted:
         return None
@@ -142,7 +145,7 @@ def judge_abort(scene: Scene, waits: tuple[Wait, ...]) -> Finding | None:
         if not all(_is_last_word(scene, rank, seq) for rank in others):
             continue
         sides = sides_at(scene, lane, seq, others)
-        if len(sides) == 1 and len(sides[0][1]) > 1 and not lane.holds(aborted[0], seq):
+        if len(sides) == 1 and len(sides[0][1]) > 1 and sides[0][0].elements and not lane.holds(aborted[0], seq):
             return _by_elimination(scene, lane, seq, aborted[0])
     place = _interrupted(scene, aborted[0], waits)[0]
     return found(

@@ -1,7 +1,11 @@
 """Sends and receives that never meet: circles, and peers that are somewhere else."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import NamedTuple
+
+import numpy as np
 
 from validation.finding import Confidence, Finding, FindingKind, Operation
 from validation.flight import DEFAULT_GROUP
@@ -11,6 +15,8 @@ from validation.hang_reasons import has_ended, is_failed, is_heard, is_well_over
 from validation.hang_scene import Scene
 from validation.hang_waits import Wait, answer, is_moment
 from validation.hang_words import at, found, listed, numbered, sentence, verb
+
+_OTHER = {"send": "recv", "recv": "send"}
 
 
 class Talk(NamedTuple):
@@ -160,8 +166,48 @@ def _blamed(scene: Scene, talk: Talk, wrong: list[Talk], wanted: set[int], insid
     mine, theirs = marker_of(scene, talk.rank), marker_of(scene, talk.peer)
     if mine is not None and theirs is not None and theirs.step > mine.step >= 0:
         return (talk.peer,), "medium"
+    habit = _out_of_habit(scene, talk)
+    if habit:
+        return habit, "medium" if len(habit) == 1 else "low"
     others = len([rank for rank in inside if rank != talk.rank])
     return (tuple(sorted(one.rank for one in wrong)), "medium") if others > len(wrong) else (tuple(sorted((talk.rank, talk.peer))), "low")
+
+
+def _out_of_habit(scene: Scene, talk: Talk) -> tuple[int, ...]:
+    """Of two ranks that talked before: who first did so more or less often in a step; both where it cannot be told; () = they did not."""
+    mine, theirs = _talks_by_step(scene, talk.rank, talk.op, talk.peer), _talks_by_step(scene, talk.peer, _OTHER[talk.op], talk.rank)
+    if not theirs:
+        return ()
+    both = tuple(sorted((talk.rank, talk.peer)))
+    last = min(_newest_step(scene, rank) for rank in both)  # under way: what is lacking there may be still to come
+    for before, step in pairwise(step for step in sorted({*mine, *theirs}) if _first_whole_step(scene, both) <= step < last):
+        usual = mine.get(before, 0)
+        if mine.get(step, 0) != theirs.get(step, 0):
+            odd = [rank for rank, counts in ((talk.rank, mine), (talk.peer, theirs)) if counts.get(step, 0) != usual]
+            return tuple(odd) if len(odd) == 1 else both
+    return both
+
+
+def _newest_step(scene: Scene, rank: int) -> int:
+    marker = marker_of(scene, rank)
+    return marker.step if marker is not None else -1
+
+
+def _first_whole_step(scene: Scene, ranks: Iterable[int]) -> int:
+    """The first step of which none of these ranks' rings lost anything."""
+    dumps = [scene.rows[rank].dump for rank in ranks]
+    return max(int(dump.step[0]) + 1 if dump.wrapped and dump.step is not None and len(dump.step) else 0 for dump in dumps)
+
+
+def _talks_by_step(scene: Scene, rank: int, op: str, peer: int) -> dict[int, int]:
+    """Step -> how often the rank sent to this peer, or received from it, as its records show."""
+    rows = scene.rows.get(rank)
+    if rows is None or rows.dump.step is None:
+        return {}
+    dump = rows.dump
+    wanted = np.array([one.op == op and one.peer == peer for one in dump.signatures], dtype=bool)
+    steps = dump.step[wanted[dump.signature]] if len(wanted) and dump.step is not None else np.empty(0, dtype=np.int32)
+    return dict(Counter(steps[steps >= 0].tolist()))
 
 
 def _is_inside(scene: Scene, rank: int) -> bool:

@@ -5,13 +5,15 @@ from typing import NamedTuple
 from validation.finding import Confidence, FindingKind
 from validation.flight import Marker
 from validation.hang_scene import Scene
-from validation.hang_texts import is_echo, is_well, noted_exception, own_exception, says_exhausted
+from validation.hang_texts import is_echo, is_lost_connection, is_well, noted_exception, own_exception, says_exhausted
 
 STALE_NS = 800_000_000  # a heartbeat this old, while the others' are fresh, did not come for want of the interpreter lock
 CAUSES = {
     "checkpoint": "checkpoint_io", "gc": "gc", "compile": "compile", "data": "data", "forward": "compute", "backward": "compute",
     "optimizer": "compute", "evaluate": "compute", "save": "checkpoint_io",
 }  # fmt: skip
+
+_INNER = ("forward", "backward", "collective")  # phases that no program ends in
 
 
 class Reason(NamedTuple):
@@ -47,7 +49,14 @@ def has_ended(scene: Scene, rank: int) -> bool:
     one, marker = scene.of(rank), marker_of(scene, rank)
     if marker is not None and marker.phase == "done":
         return True
-    return is_well(one.result) or (one.exit_code == 0 and not one.result and _means_well(scene))
+    return is_well(one.result) or (one.exit_code == 0 and not one.result and _means_well(scene) and not left_in_step(scene, rank))
+
+
+def left_in_step(scene: Scene, rank: int) -> bool:
+    """Whether the process is gone with exit code 0, without a word, out of the middle of a step, and others lost their connection."""
+    one, marker = scene.of(rank), marker_of(scene, rank)
+    is_silent_end = one.exit_code == 0 and not one.result and marker is not None and marker.phase in _INNER
+    return is_silent_end and any(is_lost_connection(other.result) for other in scene.evidence.ranks.values())
 
 
 def _means_well(scene: Scene) -> bool:

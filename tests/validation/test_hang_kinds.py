@@ -82,6 +82,21 @@ CASES: dict[str, tuple[Evidence, str, tuple[int, ...], int]] = {  # evidence, ki
     "both send": (job("send4/1*", "send4/0*"), "p2p_cycle", (0, 1), 0),
     "a ring that receives": (job("recv4/2*", "recv4/0*", "recv4/1*", "bar*"), "p2p_cycle", (0, 1, 2), 0),
     "both send, by stacks": (job(one(0, "", stacks=(SENDS,)), one(1, "", stacks=(SENDS,)), "bar*", "bar*"), "p2p_cycle", (0, 1), 0),
+    "leaves its step with exit code 0": (
+        job(*[one(0, "ar8*", result=LOST)] * 2, one(2, "", exit_code=0, marker=marker(phase="backward"))), "dead_process", (2,), 5),
+    "aborted where sizes may differ": (
+        job(one(0, "", exit_code=-6), *[one(1, "aa4*", result=LOST)] * 3), "insufficient_evidence", (), 0),
+    "leaves out a receive that it has in every step": (
+        job("bar*", one(1, "send4/2#0 send4/2#1 send4/2#2*", marker=marker()),
+            one(2, "recv4/1#0 recv4/1#2 bar#2*", marker=marker()), "bar*"),
+        "p2p_mismatch", (2,), 0),
+    "sends once more than in the step before": (
+        job("bar*", one(1, "send4/2#0 send4/2#1 send4/2#1 send4/2#2*", marker=marker()),
+            one(2, "recv4/1#0 recv4/1#1 recv4/1#2 bar#2*", marker=marker()), "bar*"), "p2p_mismatch", (1,), 0),
+    "a send whose receive may be still to come": (
+        job("bar*", one(1, "send4/2#0 send4/2#1 send4/2#2*", marker=marker()),
+            one(2, "recv4/1#0 recv4/1#1 bar#2*", marker=marker()), "bar*"),
+        "p2p_mismatch", (1, 2), 0),
     "receives from who does not send": (job("send4/1*", "recv4/2*", "bar*", "bar*"), "p2p_mismatch", (1,), 0),
     "sends to who does not listen": (job("send4/2*", "recv4/0*", "bar*", "bar*"), "p2p_mismatch", (0,), 0),
     "the same, by stacks": (job(one(0, "", stacks=(SENDS,)), one(1, "", stacks=(RECEIVES,)), "bar*", "bar*"), "p2p_mismatch", (1,), 0),
