@@ -7,7 +7,7 @@ export PREFECT_SERVER_ANALYTICS_ENABLED := false
 export MLFLOW_DISABLE_TELEMETRY := true
 export GX_ANALYTICS_ENABLED := false
 
-.PHONY: help release test lint check bench drill runbook lock clean
+.PHONY: help release test prove lint check bench drill runbook lock clean
 
 help: ## show the targets
 	@grep -hE '^[a-z]+:.*##' Makefile | sed 's/:.*## /\t/'
@@ -23,6 +23,9 @@ release: .venv/installed ## set up, then release the flights recipe on embedded 
 
 test: .venv/installed ## set up, then run the tests
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+
+prove: .venv/installed ## the long proofs that `make test` only samples (an hour and more)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "slow or proof"
 
 lint: .venv/installed ## format, lint, types, import contracts
 	$(BIN)/ruff format --check .

@@ -26,8 +26,6 @@ slice_quality: {min_n: 60, min_coverage: 0.7, latency_p95_ms: 500}
 POOL = "sea-trial"
 RELEASE_S = 240.0  # a release of the example takes 30-60 s on two cores
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Harbour]:

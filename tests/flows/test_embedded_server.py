@@ -42,7 +42,6 @@ def test_a_named_server_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert embedded_server.MARK not in os.environ
 
 
-@pytest.mark.slow
 def test_it_ends_with_a_command_that_is_killed(tmp_path: Path) -> None:
     """kill -9 of the command, and its server is gone within seconds: nothing has to be swept up later."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_API", "PREFECT_HOME"))}
