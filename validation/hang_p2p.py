@@ -243,7 +243,7 @@ def _by_kinds(scene: Scene, talks: Mapping[int, Talk], waits: tuple[Wait, ...]) 
     senders, receivers = ([talk for talk in some if talk.op == op] for op in ("send", "recv"))
     if len(some) > 1 and not (senders and receivers):
         return _cycle(scene, some, waits, "medium")
-    wrong = receivers if len(receivers) == 1 else senders if len(senders) == 1 else []
+    wrong = receivers if len(receivers) == 1 else []  # of several receivers the one with the wrong peer cannot be told
     ranks = tuple(talk.rank for talk in wrong)
     first = wrong[0] if wrong else some[0]
     said = "; ".join(f"rank {talk.rank} is in {talk}" for talk in some[:4])

@@ -97,6 +97,8 @@ CASES: dict[str, tuple[Evidence, str, tuple[int, ...], int]] = {  # evidence, ki
         job("bar*", one(1, "send4/2#0 send4/2#1 send4/2#2*", marker=marker()),
             one(2, "recv4/1#0 recv4/1#1 bar#2*", marker=marker()), "bar*"),
         "p2p_mismatch", (1, 2), 0),
+    "two receive and one sends, by stacks": (
+        job(*[one(0, "", stacks=(RECEIVES,))] * 2, one(2, "", stacks=(SENDS,))), "p2p_mismatch", (), 0),
     "receives from who does not send": (job("send4/1*", "recv4/2*", "bar*", "bar*"), "p2p_mismatch", (1,), 0),
     "sends to who does not listen": (job("send4/2*", "recv4/0*", "bar*", "bar*"), "p2p_mismatch", (0,), 0),
     "the same, by stacks": (job(one(0, "", stacks=(SENDS,)), one(1, "", stacks=(RECEIVES,)), "bar*", "bar*"), "p2p_mismatch", (1,), 0),
@@ -174,6 +176,15 @@ def test_phase_tells_the_cause_of_lateness() -> None:
     finding = diagnose(job("ar8*", "ar8*", one(2, "", marker=marker(phase="checkpoint"))))
 
     assert (finding.kind, finding.ranks, finding.cause, finding.phase) == ("late_rank", (2,), "checkpoint_io", "checkpoint")
+
+
+def test_a_death_is_placed_where_it_alone_is_waited_for() -> None:
+    """Most ranks wait in the group of all, for those that wait for the dead one in its own group."""
+    groups = {"1": (0, 1, 2), "2": (3, 4)}
+    lines = [*["ar8:1 ar3*"] * 3, "ar8:2*", one(4, "", exit_code=-11, groups=groups)]
+    finding = diagnose(job(*lines, groups=groups))
+
+    assert (finding.kind, finding.ranks, finding.first_visible.group) == ("dead_process", (4,), "2")
 
 
 def test_the_exception_is_passed_on() -> None:
