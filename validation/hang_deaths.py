@@ -116,7 +116,7 @@ def _how(scene: Scene, rank: int) -> str:
 
 
 def _interrupted(scene: Scene, rank: int, waits: tuple[Wait, ...]) -> tuple[Operation, Lane | None]:
-    """The operation in which the others wait for this rank, for it alone if there is one, or that it died in; else the one after its last."""
+    """The operation in which the others wait for this rank, for it alone if possible, or that it died in; else the one after its last."""
     for wait in sorted(waits, key=lambda wait: len(set(wait.absent) - {rank})):
         if rank in wait.absent or rank in wait.ranks:
             peer = next((other for other in wait.ranks if other != rank), rank)
