@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from flows.admissions import Proof
+from flows.admissions import Proof, pointer_problem, verified
 from flows.clock import utc_now
 from flows.effects import carry_out
 from infra.attestations import Notary, open_notary
@@ -23,7 +23,7 @@ from infra.registry import STATUS_TAG, Registry, mirror_current
 from infra.settings import Settings
 from infra.store import NotFoundError, ObjectStore, open_store
 from validation.canonical import sha256_hex
-from validation.errors import ConflictError, EvidenceError, ReleaseError
+from validation.errors import ConflictError, EvidenceError, ReleaseError, StoreError
 from validation.statements import ROLLBACK, model_subject
 
 ROOT = "acts"
@@ -173,6 +173,9 @@ def _fall_back(desk: Desk, model: str, plan: Mapping[str, Any]) -> dict[str, Any
         if found.body_sha256 != plan["before"]:
             now = found.pointer
             return {"moved": False, "by": now.release_id if now else "", "version": now.serving_version if now else ""}
+        if why := _unfit(desk, wanted):
+            now = found.pointer
+            return {"moved": False, "by": now.release_id if now else "", "version": now.serving_version if now else "", "why": why}
         try:
             move_pointer(desk.store, wanted, _etag(desk.store, model, found))
         except ConflictError:
@@ -182,6 +185,19 @@ def _fall_back(desk: Desk, model: str, plan: Mapping[str, Any]) -> dict[str, Any
         f"the pointer of {model} was moved {_MOVE_TRIES} times by others meanwhile. Nothing was changed. Let their releases end, then run "
         "the command again."
     )
+
+
+def _unfit(desk: Desk, wanted: Pointer) -> str:
+    """Why a version may not serve any more; "" when it may. An act may have been left open for long since it was chosen."""
+    if wanted.serving_version not in _shown(desk, wanted.model):
+        return f"version {wanted.serving_version} was deleted from the registry"
+    try:
+        verified(desk.notary, desk.store, desk.registry, wanted.model, wanted.serving_version)
+        return pointer_problem(desk.notary, desk.store, wanted)
+    except StoreError:
+        raise
+    except ReleaseError as error:
+        return str(error)
 
 
 def _etag(store: ObjectStore, model: str, found: Current) -> str | None:

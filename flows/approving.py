@@ -91,7 +91,7 @@ def _case(settings: Settings, release_id: str) -> _Case:
     entries = journal.records()
     if not entries or entries[0].kind != "started":
         raise ConfigError(f"there is no release '{release_id}' in this store, so nothing was recorded. `seatrial show` lists them.")
-    if entries[-1].kind == "abandoned":
+    if any(entry.kind == "abandoned" for entry in entries):
         raise ConfigError(f"release {release_id} was abandoned, so nobody's word can change it. Release again.")
     if _last_decision(entries) == "promoted":
         raise ConfigError(

@@ -12,9 +12,10 @@ from flows.probes import CALL_DEADLINE_S, Bench, train_candidate
 from flows.under_way import Candidate, Release, Trained
 from infra import export
 from infra.journal import Journal
-from infra.pointer import Pointer
+from infra.pointer import Pointer, admission
 from trainer import ranks
 from validation.canonical import digest, sha256_hex
+from validation.errors import EvidenceError
 from validation.records import FallbackCheck
 
 
@@ -49,6 +50,12 @@ def registered_once(release: Release, artifact: str, of: str, weights: Path | No
         tags = {"artifact": artifact, "of": of}
         found = release.registry.find_version(release.plan.model, run_id=plan["run_id"], tags=tags)
         made = found or release.hands.register(release.plan, plan["run_id"], artifact, tags, weights)
+        if admission(release.store, release.plan.model, made.version):
+            raise EvidenceError(
+                f"the registry gave {release.plan.model} the number {made.version}, but a version {made.version} was let through before: "
+                "the registry is not the one of then. The new one cannot be told from it, so it may not serve. Restore the registry from "
+                f"a backup; or, to start anew, keep a copy of models/{release.plan.model}/ in the store, remove it and release again."
+            )
         return {"version": made.version, "model_uri": made.model_uri, "files_sha256": made.sha256}
 
     return carry_out(release.journal, f"register_{artifact}", of, {"run_id": release.run_id}, act)

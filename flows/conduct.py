@@ -15,7 +15,7 @@ from flows.promote import make_true
 from flows.under_way import Candidate, Release
 from infra.pointer import Pointer, read_pointer
 from infra.report import ReleaseReport
-from validation.errors import ReleaseError, StoreError
+from validation.errors import ConfigError, ReleaseError, StoreError
 from validation.policy import GATES
 from validation.records import FallbackCheck
 from validation.verdict import Outcome
@@ -42,6 +42,11 @@ def conduct(release: Release, steps: Steps, *, fresh: frozenset[str] = frozenset
     Returns: the document that `seatrial release --json` prints, and the report it was made from.
     """
     started_at = utc_now()
+    if release.desk.model != release.plan.model:
+        raise ConfigError(
+            f"recipe {release.plan.request.recipe} is called {release.plan.model} now, but release {release.plan.release_id} is of model "
+            f"{release.desk.model}, so nothing was done. Give the recipe its old name back, or release again under the new one."
+        )
     release.say(f"release {release.plan.release_id}: {release.plan.facts.card.question}")
     release.waivers = waivers_of(release.journal, release.notary)
     judge_all(release, steps, fresh=fresh, keep=keep)

@@ -18,6 +18,8 @@ from validation.statements import DECISION, model_subject
 from validation.verdict import GateVerdict, inconclusive
 from validation.waivers import People, standing
 
+PERSON = ("approval", "waiver")  # records of what people said: each calls for deciding anew
+
 Ask = Callable[[Release, People], object]  # asks a person, and writes down what was said; where nobody can be asked, nothing
 
 
@@ -35,6 +37,7 @@ class Decided:
     pointer: Pointer | None  # to put in force; None: what serves stays
     expected: str | None  # etag that the pointer has to have for that
     candidate: dict[str, str]  # run_id, version, weights and state digests; empty when there is none
+    heard: int = 0  # how many waivers and answers stood in the journal when it was made
 
     @classmethod
     def of(cls, payload: dict[str, Any]) -> "Decided":
@@ -49,22 +52,29 @@ def record_decision(release: Release, started_at: str, *, ask: Ask) -> Decided:
     """Decide on evidence read back and verified; sign; keep the report; write the `decision` record."""
     lines = [release.lines[gate] for gate in GATES if gate in release.lines]
     verdicts = [verdict_of(release.store, line.evidence_sha256)[0] for line in lines]
-    people = people_now(release)
+    heard, people = words_said(release.journal), people_now(release)
     decision = decide_on(release, verdicts, people)
     if waits(release, verdicts, people):
         request_approval(release.journal, people.basis, release.plan.policy)
         ask(release, people)
-        people = people_now(release)
+        heard, people = words_said(release.journal), people_now(release)
         decision = decide_on(release, verdicts, people)
     decision = unless_overtaken(release, decision)
     signed = _signed(release, decision, lines, people)
     report = build_report(release, with_waivers(lines, people.counting), decision, started_at, people.approval)
     decided = Decided(
         decision=decision, attestation=signed, report=keep_report(release.store, report), expected=release.etag,
-        pointer=pointer_after(release, decision, signed), candidate=_candidate_of(release),
+        pointer=pointer_after(release, decision, signed), candidate=_candidate_of(release), heard=heard,
     )  # fmt: skip
-    release.journal.append("decision", asdict(decided), time_utc=utc_now())
+    entry = release.journal.append("decision", asdict(decided), time_utc=utc_now())
+    if words_said(release.journal, before=entry.sequence) > heard:  # a person spoke meanwhile: nothing was done about it yet
+        return record_decision(release, started_at, ask=ask)
     return decided
+
+
+def words_said(journal: Journal, *, before: int = 1_000_000) -> int:
+    """How many waivers and answers of people stand in a journal."""
+    return sum(entry.kind in PERSON for entry in journal.refreshed() if entry.sequence < before)
 
 
 def people_now(release: Release) -> People:
@@ -128,9 +138,11 @@ def held_by(decision: ReleaseDecision, now: Pointer, what: str) -> ReleaseDecisi
 def pointer_after(release: Release, decision: ReleaseDecision, signed: str) -> Pointer | None:
     """The pointer that a decision asks for; None when what serves stays. Args: signed, the decision's statement."""
     pointer, _ = read_pointer(release.store, release.plan.model)
-    if pointer is None or decision.decision == "held" or decision.serving_version in ("", pointer.serving_version):
+    if pointer is None or decision.decision == "held" or decision.serving_version == "":
         return None
     moved = replace(pointer, serving_version=decision.serving_version, release_id=release.plan.release_id, sequence=pointer.sequence + 1)
+    if decision.serving_version == pointer.serving_version:  # held again: it serves by the word that was said last, or on as it did
+        return replace(moved, serving_kind="candidate", attestation=signed) if decision.decision == "promoted" else None
     if decision.decision == "promoted":
         good = pointer.serving_version if pointer.serving_kind != "baseline" else ""
         return replace(moved, serving_kind="candidate", last_known_good=good, attestation=signed)

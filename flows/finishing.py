@@ -1,30 +1,31 @@
 """Taking over a release whose process died, or that waited for a person: bring it to its end, or end it without a decision."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flows.clock import utc_now
+from flows.deciding import PERSON
 from flows.effects import open_effects
 from flows.embedded_server import start_early
 from flows.orphans import end_orphans
 from flows.ownership import check_owner, own, owning, release_owner
-from flows.people import people_of
+from flows.people import REASON_CHARS, one_line, people_of
 from flows.promote import make_true
 from flows.under_way import Desk
 from infra.attestations import open_notary, open_reader
 from infra.journal import Entry, Journal
+from infra.pointer import admission, read_pointer
 from infra.registry import Registry
 from infra.settings import Settings
-from infra.store import open_store
+from infra.store import ObjectStore, open_store
 from validation.errors import ConfigError
 from validation.policy import parse_policy
 from validation.waivers import standing
 
 Say = Callable[[str], None]
-PERSON = ("approval", "waiver")  # records that call for deciding anew
 ENDS = ("decided", "abandoned")
 
 
@@ -61,13 +62,14 @@ def finish(settings: Settings, *, say: Say, release_id: str, take_over: bool = F
 
 
 def abandon(settings: Settings, *, say: Say, release_id: str, reason: str, take_over: bool = False) -> dict[str, Any]:
-    """End a release that decided nothing. What serves stays; its candidate never serves. A decision that stands is not abandoned.
+    """End a release that decided nothing, or whose decision nobody could carry out yet. What serves stays; its candidate never serves.
+
+    A decision that took effect is not abandoned.
 
     Args: take_over, as in `finish`. Raises: ConfigError for an unknown release or one that decided; ConflictError when a living process
     works on it.
     """
-    if not reason.strip():
-        raise ConfigError("the reason is empty, so nothing was abandoned. Say with --reason why this release has no decision.")
+    reason = one_line("reason", reason, REASON_CHARS)
     end_orphans(settings, say)
     store = open_store(settings)
     journal = Journal(store, release_id)
@@ -78,17 +80,29 @@ def abandon(settings: Settings, *, say: Say, release_id: str, reason: str, take_
 
 def _abandon(settings: Settings, say: Say, journal: Journal, reason: str) -> dict[str, Any]:
     entries, release_id = known_entries(journal), journal.release_id
-    if any(entry.kind == "decision" for entry in entries):
+    candidate = next((entry.payload["version"] for entry in reversed(entries) if entry.kind == "candidate"), "")
+    model = entries[0].payload["model"]
+    if _took_effect(open_store(settings), entries, candidate):
         raise ConfigError(
             f"release {release_id} has decided, so it is not abandoned: what it began has to be ended. Run `seatrial finish {release_id}`."
         )
-    candidate = next((entry.payload["version"] for entry in reversed(entries) if entry.kind == "candidate"), "")
-    model = entries[0].payload["model"]
-    if candidate:
-        Registry(settings).mark(model, candidate, "abandoned", reason)
+    registry = Registry(settings)
+    if candidate and candidate in {page.version for page in registry.pages(model)}:  # one that was deleted needs no mark
+        registry.mark(model, candidate, "abandoned", reason)
     journal.append("abandoned", {"reason": reason, "candidate": candidate}, time_utc=utc_now())
     say(f"release {release_id} is abandoned: {reason}")
     return {"ok": True, "release_id": release_id, "decision": "abandoned", "reason": reason, "candidate_version": candidate}
+
+
+def _took_effect(store: ObjectStore, entries: tuple[Entry, ...], candidate: str) -> bool:
+    """Whether a decision was carried out, or may have been in part. One that cannot be, since its model was altered, may be given up."""
+    decided = [entry.payload for entry in entries if entry.kind == "decision"]
+    if not decided or what_is_left(entries) == "nothing":
+        return bool(decided)
+    model = entries[0].payload["model"]
+    pointer, _ = read_pointer(store, model)
+    in_force = pointer is not None and asdict(pointer) == decided[-1]["pointer"]
+    return in_force or bool(candidate and admission(store, model, candidate))
 
 
 def known_entries(journal: Journal) -> tuple[Entry, ...]:
@@ -96,10 +110,9 @@ def known_entries(journal: Journal) -> tuple[Entry, ...]:
     entries = journal.records()
     if not entries or entries[0].kind != "started":
         raise ConfigError(f"there is no release '{journal.release_id}' in this store, so nothing was done. `seatrial show` lists them.")
-    if entries[-1].kind == "abandoned":
-        raise ConfigError(
-            f"release {journal.release_id} was abandoned ({entries[-1].payload['reason']}), so nothing was done. Release again."
-        )
+    given_up = next((entry for entry in entries if entry.kind == "abandoned"), None)  # a word or a gate may have come a moment later
+    if given_up is not None:
+        raise ConfigError(f"release {journal.release_id} was abandoned ({given_up.payload['reason']}), so nothing was done. Release again.")
     return entries
 
 
@@ -117,7 +130,8 @@ def what_is_left(entries: tuple[Entry, ...]) -> str:
     """ "nothing", "effects" of a decision that stands, or "judging": gates, or a decision anew since a person spoke."""
     kinds = [entry.kind for entry in entries]
     decision = max((at for at, kind in enumerate(kinds) if kind == "decision"), default=-1)
-    if any(at > decision for at, kind in enumerate(kinds) if kind in PERSON) or decision < 0:
+    said = sum(kind in PERSON for kind in kinds)
+    if decision < 0 or said > entries[decision].payload.get("heard", sum(kind in PERSON for kind in kinds[:decision])):
         return "judging"
     if any(at > decision for at, kind in enumerate(kinds) if kind == "gate"):
         return "judging"

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from flows.clock import utc_now
@@ -9,6 +10,7 @@ from flows.code_digests import code_changed
 from flows.drill_records import on_record
 from flows.evidence import Spent, keep_gate_evidence, verdict_of
 from flows.probes import Bench
+from flows.proving import gate_link
 from flows.under_way import Release
 from infra.journal import Journal
 from infra.report import GateLine
@@ -112,7 +114,7 @@ def reusable(release: Release, gate: str, *, whatever: bool) -> tuple[GateLine |
         return None, "it was never judged"
     latest = entries[-1]
     verdict, document = verdict_of(release.store, latest["evidence"])
-    release.notary.read(latest["attestation"], GATE)
+    gate_link(release.notary, release.store, gate, latest, release.plan.release_id, naming=nullcontext())
     wanted, attempt = binding(release, gate), latest["attempt"]
     changed = sorted(name for name in wanted.keys() | document["digests"].keys() if document["digests"].get(name) != wanted.get(name))
     if changed:

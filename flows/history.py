@@ -72,7 +72,7 @@ def _its_effect(store: ObjectStore, release_id: str, entries: Sequence[Entry]) -
 
 def _state(entries: Sequence[Entry], release_id: str, effect: str) -> tuple[str, str, str]:
     """Decision, reason and next step of a release that has not decided."""
-    last = entries[-1]
+    last = next((entry for entry in entries if entry.kind == "abandoned"), entries[-1])  # a word may have come a moment later
     if last.kind == "abandoned":
         return "abandoned", f"{last.payload.get('reason', 'no reason given')}; {effect}", "release again"
     if (asked := _unanswered(entries)) is not None:

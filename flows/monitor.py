@@ -5,6 +5,7 @@ pointer -> does it answer? -> its days from the serving log -> outcomes that are
 
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
 
@@ -133,6 +134,9 @@ def _records(desk: Desk, service: InService, day: str) -> tuple[MonitorRecords, 
 def _waiver_lapsed(desk: Desk, service: InService) -> str:
     """What is wrong with the waivers that the version serves on, in a sentence; "" = nothing."""
     said = desk.notary.read(service.proof.attestation)
+    with suppress(ReleaseError):  # the pointer's own word, if it is one: there a gate that was held again is waived no longer
+        now = desk.notary.read(service.pointer.attestation, DECISION)
+        said = now if now.predicate["version"] == service.version else said
     if said.predicate_type != DECISION or not said.predicate.get("waivers"):
         return ""
     try:

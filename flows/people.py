@@ -102,8 +102,20 @@ def record_waiver(journal: Journal, notary: Notary, gate: str, evidence: str, an
 
 def checked_answer(by: str, reason: str, *, approved: bool, days: float, made_at: str) -> Answer:
     """A person's words, each on one line. Raises ConfigError when there is no name or no reason."""
-    name, why = _text("name", by, NAME_CHARS), _text("reason", reason, REASON_CHARS)
+    name, why = one_line("name", by, NAME_CHARS), one_line("reason", reason, REASON_CHARS)
     return Answer(by=name, reason=why, approved=approved, days=days, made_at=made_at)
+
+
+def one_line(what: str, text: str, limit: int) -> str:
+    """A person's words on one line. Raises ConfigError when there are none, too many, or some that cannot be printed."""
+    shown_text = " ".join(str(text).split())
+    if not shown_text or len(shown_text) > limit or not shown_text.isprintable():
+        found = "is empty" if not shown_text else f"has {len(shown_text)} characters, of which all have to be printable"
+        raise ConfigError(
+            f"the {what} {found}, so nothing was recorded. A release names who let it through and why: give a {what} of 1 to {limit} "
+            "characters."
+        )
+    return shown_text
 
 
 def judged(entries: Sequence[Entry]) -> dict[str, dict[str, str]]:
@@ -153,14 +165,3 @@ def _own(journal: Journal, notary: Notary, sha256: str, predicate_type: str) -> 
             "copied here and counts for nothing. Find out who can write to the store, and release again."
         )
     return predicate
-
-
-def _text(what: str, text: str, limit: int) -> str:
-    shown_text = " ".join(str(text).split())
-    if not shown_text or len(shown_text) > limit or not shown_text.isprintable():
-        found = "is empty" if not shown_text else f"has {len(shown_text)} characters, of which all have to be printable"
-        raise ConfigError(
-            f"the {what} {found}, so nothing was recorded. A release names who let it through and why: give a {what} of 1 to {limit} "
-            "characters."
-        )
-    return shown_text

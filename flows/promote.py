@@ -15,12 +15,14 @@ from flows.proving import prove
 from flows.reporting import kept_report, write_report
 from flows.under_way import Desk
 from infra.export import files_sha256, version_uri
+from infra.journal import Journal, list_releases
 from infra.markdown import registry_description
-from infra.pointer import Pointer, admit, move_pointer, read_pointer
+from infra.pointer import Pointer, admission, admit, move_pointer, read_pointer
 from infra.registry import mirror_current
 from infra.report import ReleaseReport, release_document
 from infra.store import get_blob
 from validation.errors import ConflictError, EvidenceError
+from validation.waivers import expired, shown
 
 
 def make_true(desk: Desk) -> tuple[dict[str, Any], ReleaseReport]:
@@ -29,7 +31,7 @@ def make_true(desk: Desk) -> tuple[dict[str, Any], ReleaseReport]:
     if entry is None:
         raise EvidenceError(f"release {desk.journal.release_id} decided nothing yet. Run `seatrial finish {desk.journal.release_id}`.")
     decided, of = Decided.of(dict(entry.payload)), entry.sha256
-    report = _as_it_came(kept_report(desk.store, decided.report), decided, _moved(desk, decided, of))
+    report = _as_it_came(kept_report(desk.store, decided.report), decided, *_moved(desk, decided, of))
     page = write_report(desk.folder, report)
     _published(desk, decided, of, report, page)
     carry_out(desk.journal, "mirror", of, {}, lambda _: _mirrored(desk))
@@ -39,15 +41,15 @@ def make_true(desk: Desk) -> tuple[dict[str, Any], ReleaseReport]:
     return document, report
 
 
-def _moved(desk: Desk, decided: Decided, of: str) -> Pointer | None:
-    """Put the decision's pointer in force; returns the pointer of whoever was faster, if somebody was."""
+def _moved(desk: Desk, decided: Decided, of: str) -> tuple[Pointer | None, str]:
+    """Put the decision's pointer in force; if that could not be, what serves instead and why."""
     desk.still_mine()
     if decided.pointer is None:
-        return None
+        return None, ""
     effect = "promote" if decided.decision.decision == "promoted" else "fall_back"
     plan = {"pointer": asdict(decided.pointer), "expected": decided.expected, "files": decided.candidate.get("files", "")}
     result = carry_out(desk.journal, effect, of, plan, lambda wanted: _move(desk, wanted))
-    return Pointer(**result["overtaken_by"]) if result["overtaken_by"] else None
+    return Pointer(**result["overtaken_by"]) if result["overtaken_by"] else None, str(result.get("because", ""))
 
 
 def _move(desk: Desk, plan: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -57,9 +59,12 @@ def _move(desk: Desk, plan: Mapping[str, Any]) -> Mapping[str, Any]:
     if now == wanted:
         return {"overtaken_by": None}
     if now is None or etag != plan["expected"]:
-        return {"overtaken_by": asdict(now or wanted)}
+        return {"overtaken_by": None if now is not None and _was_in_force(desk, wanted, now) else asdict(now or wanted)}
     actual = files_sha256(version_uri(wanted.model, wanted.serving_version), tracking_uri=desk.registry.tracking_uri)
-    prove(desk.notary, desk.store, wanted.attestation, files_sha256=actual)
+    proof = prove(desk.notary, desk.store, wanted.attestation, files_sha256=actual)
+    if wanted.serving_kind == "candidate" and (gone := expired(proof.waivers, utc_now())):
+        words = f"the waiver of {gone[0].gate} by {gone[0].by} expired on {shown(gone[0].expires_at)}, before the candidate came to serve"
+        return {"overtaken_by": asdict(now), "because": words}
     admit(desk.store, wanted.model, wanted.serving_version, wanted.attestation)
     try:
         move_pointer(desk.store, wanted, etag)
@@ -68,11 +73,27 @@ def _move(desk: Desk, plan: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"overtaken_by": None}
 
 
-def _as_it_came(report: ReleaseReport, decided: Decided, faster: Pointer | None) -> ReleaseReport:
-    """The report, held if another release was faster."""
+def _was_in_force(desk: Desk, wanted: Pointer, now: Pointer) -> bool:
+    """Whether a process moved the pointer, died before it said so, and the pointer moved on since: then nobody else had its number."""
+    if now.sequence <= wanted.sequence or not admission(desk.store, wanted.model, wanted.serving_version):
+        return False
+    journals = [(root, name) for root in ("releases", "acts") for name in list_releases(desk.store, wanted.model, root=root)]
+    for root, name in journals:
+        if name != desk.journal.release_id and any(
+            entry.kind == "intent" and entry.payload["plan"].get("pointer", {}).get("sequence") == wanted.sequence
+            for entry in Journal(desk.store, name, root=root).records()
+        ):
+            return False  # it may have been that one: not to be told apart
+    return True
+
+
+def _as_it_came(report: ReleaseReport, decided: Decided, faster: Pointer | None, why: str) -> ReleaseReport:
+    """The report, held if another release was faster or a waiver expired."""
     if faster is None:
         return report
-    held = held_by(decided.decision, faster, "another release was faster")
+    held = held_by(decided.decision, faster, why or "another release was faster")
+    if why:
+        held = replace(held, reason=f"{why}; version {faster.serving_version} serves on", action="hold that gate again, or waive it again")
     return replace(
         report, decision="held", serving_kind=held.serving_kind, serving_version=held.serving_version, reason=held.reason,
         action=held.action,
@@ -100,10 +121,12 @@ def _publish(desk: Desk, candidate: Mapping[str, str], report: ReleaseReport, pa
         tags={"mlflow.note.content": description, **digests},
     )
     status = {"status": "promoted" if report.decision == "promoted" else "refused", "release_id": report.release_id}
+    if {page.version: page.status for page in registry.pages(desk.model)}.get(candidate["version"]) == "rolled_back":
+        del status["status"]  # it served, its release died before the pages, and it was taken out of service since: that stays said
     gates = {f"gate.{line.verdict.gate}": str(line.verdict.outcome) for line in report.gates}
     registry.describe(desk.model, candidate["version"], description=description, tags=status | gates)
     registry.finish_run(run_id, ok=report.decision == "promoted")
-    return {"version": candidate["version"], "status": status["status"]}
+    return {"version": candidate["version"], "status": status.get("status", "rolled_back")}
 
 
 def _mirrored(desk: Desk) -> Mapping[str, Any]:

@@ -19,6 +19,7 @@ from flows.admissions import known_models, pointer_problem, read_admission
 from flows.reconcile_facts import dead_releases, gather
 from flows.rollback import pointer_words, refusal
 from flows.surroundings import make_quiet_place
+from infra.markdown import safe
 from infra.pointer import Pointer, ServingKind
 from infra.settings import Settings
 from validation.errors import ConfigError
@@ -79,7 +80,7 @@ def show(document: dict[str, Any]) -> None:
     rows = [{name: row[name] for name in COLUMNS} for item in document["models"] for row in item["differences"]]
     create_table_artifact(key="reconcile-differences", table=rows, description=f"{len(rows)} differences")
     create_markdown_artifact(
-        key="reconcile", markdown="\n".join(f"- {line}" for line in lines(document)), description=f"{len(rows)} differences"
+        key="reconcile", markdown="\n".join(f"- {safe(line)}" for line in lines(document)), description=f"{len(rows)} differences"
     )
 
 
@@ -106,7 +107,7 @@ def reconcile_model(desk: Desk, model: str, *, dry_run: bool = False) -> dict[st
             Difference(kind=kind, model=model, subject="pointer", found="", wanted="", words=words, repair="report_only", needs_person=True)
         )
     else:
-        told.differences = _judged(desk, before.pointer)
+        told.differences = _went_back(desk, before) or _judged(desk, before.pointer)
         told.differences += _unsigned(desk, before.pointer, told.differences)
         steps = [item for item in told.differences if item.repair != "report_only"]
         if steps:
@@ -135,6 +136,25 @@ def _judged(desk: Desk, pointer: Pointer) -> list[Difference]:
             tried.add(version)
             if problem := refusal(desk, pointer.model, read_admission(desk.notary, desk.store, pointer.model, version)):
                 silent[version] = problem
+
+
+def _went_back(desk: Desk, before: Current) -> list[Difference]:
+    """A pointer that is older than what the aliases once followed: the store was put back from a backup, and what served since is lost."""
+    pointer, mirrored = before.pointer, desk.registry.mirrored(before.pointer.model if before.pointer else "")
+    if pointer is None or mirrored.sequence <= pointer.sequence or current(desk.store, pointer.model) != before:
+        return []  # or it moved on while we looked
+    served = mirrored.after.get("champion", "")
+    words = (
+        f"the pointer names version {pointer.serving_version} as its move {pointer.sequence}, but the registry followed move "
+        f"{mirrored.sequence}, to version {served}: the store is older than the registry, perhaps a backup. It is never guessed which is "
+        f'right. Restore a newer store, or say what has to serve: `seatrial rollback {pointer.model} --to VERSION --reason "..."`'
+    )
+    return [
+        Difference(
+            kind="pointer_older", model=pointer.model, subject="pointer", found=pointer.serving_version, wanted=served, words=words,
+            repair="report_only", needs_person=True,
+        )
+    ]  # fmt: skip
 
 
 def _unsigned(desk: Desk, pointer: Pointer, found: Sequence[Difference]) -> list[Difference]:
@@ -166,7 +186,9 @@ def _mend(desk: Desk, told: _Told, before: Current, pointer: Pointer) -> None:
     steps += [step for item in told.differences for step in _page(desk, item)]
     results = begin(desk, journal, "reconcile", steps, model=told.model, by="reconcile", reason="", differences=told.differences)
     told.act_id, told.state = journal.release_id, MENDED
-    if other := results.get("overtaken"):
+    if (other := results.get("overtaken")) and other.get("why"):
+        told.notes.append(f"the pointer was not moved: {other['why']}")
+    elif other:
         told.notes.append(
             f"overtaken: {other['by'] or 'somebody'} moved the pointer meanwhile, so it was left to them; the aliases follow what serves"
         )

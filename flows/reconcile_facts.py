@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flows.acts import Desk
-from flows.admissions import admitted_versions, proven, read_admission
+from flows.admissions import admitted_versions, read_admission
 from flows.ownership import is_alive, owner_of
 from infra.journal import Journal, list_releases
 from infra.pointer import Pointer
@@ -62,7 +62,7 @@ def dead_releases(store: ObjectStore, model: str) -> list[dict[str, str]]:
     last: dict[str, str] = {}
     for key in store.list(f"releases/{model}-"):  # sorted: the last record of a release comes last
         parts = key.split("/")
-        if parts[2] == "journal":
+        if parts[2] == "journal" and last.get(parts[1]) != "abandoned":  # what comes after that wakes nobody
             last[parts[1]] = parts[3].partition("-")[2]
     found = []
     for release_id in list_releases(store, model):
@@ -83,7 +83,7 @@ def dead_releases(store: ObjectStore, model: str) -> list[dict[str, str]]:
 
 def _admission(desk: Desk, model: str, version: str) -> Admission:
     try:
-        proof = proven(desk.notary, desk.store, model, version)
+        proof = read_admission(desk.notary, desk.store, model, version)
     except StoreError:
         raise  # not known is not the same as not proven
     except ReleaseError as error:

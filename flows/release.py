@@ -30,6 +30,7 @@ from flows.surroundings import make_ready
 from flows.under_way import Candidate, Desk, Release
 from infra.attestations import open_notary
 from infra.journal import Journal
+from infra.markdown import safe
 from infra.pointer import Pointer
 from infra.registry import Registry
 from infra.settings import Settings
@@ -159,7 +160,7 @@ def steps_of_flow() -> Steps:
 
 def ask_in_flow(release: Release, people: People) -> None:
     """Show the form on the flow run's page; by hand, say which command answers."""
-    gates = "\n".join(f"- **{gate}**: {line.verdict.outcome}: {line.verdict.reason}" for gate, line in release.lines.items())
+    gates = "\n".join(f"- **{gate}**: {line.verdict.outcome}: {safe(line.verdict.reason)}" for gate, line in release.lines.items())
     words = f"May version {release.candidate.version if release.candidate else '?'} of {release.plan.model} serve?\n\n{gates}"
     question = Question(
         journal=release.journal, notary=release.notary, policy=release.plan.policy, basis=people.basis, description=words, say=release.say

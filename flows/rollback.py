@@ -16,8 +16,10 @@ from prefect.states import Completed, Failed
 
 from flows.acts import Change, Current, Desk, Say, Step, begin, current, finish_open_acts, move_step, new_act, open_desk, user
 from flows.admissions import Proof, admitted_versions, known_models, pointer_problem, read_admission, verified
+from flows.people import NAME_CHARS, one_line
 from flows.surroundings import make_quiet_place
 from infra.export import version_uri
+from infra.markdown import safe
 from infra.pointer import Pointer, ServingKind
 from infra.registry import mirror_current
 from infra.settings import Settings
@@ -54,7 +56,8 @@ def roll_back(settings: Settings, *, say: Say, model: str, version: str = "", by
 
     Raises: ConfigError when the model is unknown or the version was never let through; EvidenceError when the version does not verify.
     """
-    return carry_out_rollback(open_desk(settings, say), Request(model=model, reason=reason, by=by or user(), version=version))
+    said, name = one_line("reason", reason, REASON_LIMIT), one_line("name", by or user(), NAME_CHARS)
+    return carry_out_rollback(open_desk(settings, say), Request(model=model, reason=said, by=name, version=version))
 
 
 def fall_back(
@@ -73,7 +76,7 @@ def rollback(model: str, reason: str, version: str = "", by: str = "") -> Any:
     from prefect import get_run_logger
 
     document = roll_back(make_quiet_place(), say=get_run_logger().info, model=model, version=version, by=by, reason=reason)
-    create_markdown_artifact(key="rollback", markdown="\n\n".join(lines(document)), description=document["words"])
+    create_markdown_artifact(key="rollback", markdown="\n\n".join(map(safe, lines(document))), description=document["words"])
     name = _OUTCOMES[document["outcome"]]
     return _state(document, name)
 
@@ -174,6 +177,9 @@ def _told(desk: Desk, answer: _Answer, change: Change, results: dict[str, Any], 
         words += f"; it was let through by {change.proof.release_id}, signed by {change.proof.signed_by}"
         return answer.document("rolled_back", words, pointer=pointer, act_id=change.act_id, left=change.from_version, tried=tried)
     other = results["overtaken"]
+    if other.get("why"):
+        words = f"{model} version {version} may not serve any more, so nothing was moved: {other['why']}"
+        return answer.document("refused", words, pointer=pointer, act_id=change.act_id, tried=tried)
     outcome = "already" if other["version"] == version else "overtaken"
     words = f"overtaken: {other['by'] or 'somebody'} moved the pointer meanwhile, and {model} version {other['version'] or '(none)'} serves"
     return answer.document(

@@ -272,8 +272,8 @@ def _serving(look: _Look, pointer: Pointer, registry: Registry | None) -> Proof 
             raise _not_this(f"no admission of {model} version {version} stands in the store")
     if not _journal(look, pointer.release_id, "acts" if proof.kind == "rollback" else "releases"):
         look.broken("journal", "", f"the history of {pointer.release_id}, which moved the pointer, is gone. {RESTORE}.")
-    decided = look.notary.read(proof.attestation).predicate
-    look.notes += [f"{model} version {version} {words}" for words in lapsed(decided, proof.waivers, utc_now())]
+    rests_on = {"waivers": [item.attestation for item in proof.waivers]}  # of its admission, when a rollback put it in service
+    look.notes += [f"{model} version {version} {words}" for words in lapsed(rests_on, proof.waivers, utc_now())]
     return proof
 
 

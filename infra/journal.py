@@ -116,7 +116,10 @@ class Journal:
 
     def _verified(self, key: str, at: int, previous: str) -> Entry:
         body = self._store.get(key)
-        entry = _entry(body)
+        try:
+            entry = _entry(body)
+        except EvidenceError as error:
+            raise self._broken(f"record {at} is not whole: {error}") from None
         if canonical_json(_document(entry, self.release_id)) != body or entry.sequence != at:
             raise self._broken(f"record {at} is not a record of this journal, or its bytes were altered")
         if entry.previous != previous:

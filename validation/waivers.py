@@ -192,6 +192,11 @@ def lapsed(decision: Mapping[str, Any], waivers: Sequence[Waiver], now: str) -> 
     return tuple(problems)
 
 
+def expired(waivers: Sequence[Waiver], now: str) -> tuple[Waiver, ...]:
+    """Those that do not count any more; one whose time cannot be read does not either."""
+    return tuple(item for item in waivers if not _time(now) < _time(item.expires_at))
+
+
 def shown(iso: str) -> str:
     """A time to the minute, UTC; other text as it is."""
     return f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M} UTC" if math.isfinite(at := _time(iso)) else iso

@@ -1,0 +1,222 @@
+"""Releases in each other's way, taken up late, or met by something that changed underneath: nothing untrue is said, nothing is stuck."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from support.rehearsal import MODEL, Part
+from test_conduct import again, begun, home, played, serving, settings, store
+
+from flows import deciding
+from flows.acts import open_desk
+from flows.conduct import PLAIN, conduct
+from flows.finishing import abandon, finish, known_entries, what_is_left
+from flows.people import checked_answer, record_waiver
+from flows.under_way import Release
+from infra.journal import Entry, Journal
+from infra.pointer import read_pointer
+from infra.settings import Settings
+from infra.store import ObjectStore
+from validation.errors import ConfigError, EvidenceError
+from validation.policy import GATES
+
+__all__ = ["home", "settings", "store"]
+
+SHORT = Part(weights=b"second", floats={"scaling": 0.1})  # one gate fails, and it is one that may be waived
+
+
+def dead(settings: Settings, part: Part, monkeypatch: pytest.MonkeyPatch, *, before: tuple[str, str]) -> Release:
+    """A release whose process dies before it writes a record of this kind and effect."""
+    release = begun(settings, part)
+    kept = release.journal.append
+
+    def append(kind: str, payload: Mapping[str, Any], *, time_utc: str) -> Entry:
+        if (kind, payload.get("effect", "")) == before:
+            raise InterruptedError
+        return kept(kind, payload, time_utc=time_utc)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(release.journal, "append", append)
+        with pytest.raises(InterruptedError):
+            conduct(release, PLAIN, fresh=frozenset(GATES), keep="none")
+    return release
+
+
+def finished(settings: Settings, release: Release) -> dict[str, Any]:
+    return finish(settings, say=lambda _: None, release_id=release.plan.release_id)
+
+
+def waived(release: Release, *, made_at: str = "", days: float = 1.0) -> None:
+    """A person takes the risk of scaling."""
+    said = checked_answer("Ada", "one device", approved=True, days=days, made_at=made_at or deciding.utc_now())
+    journal = Journal(release.store, release.plan.release_id)
+    record_waiver(journal, release.notary, "scaling", release.lines["scaling"].evidence_sha256, said)
+
+
+def status(settings: Settings, version: str) -> str:
+    registry = open_desk(settings, lambda _: None).registry
+    return {page.version: page.status for page in registry.pages(MODEL)}[version]
+
+
+def spoil(release: Release) -> None:
+    """The candidate's files change in the registry."""
+    assert release.candidate is not None
+    (release.plan.home / "rehearsed" / release.plan.release_id / "candidate" / "weights").write_bytes(b"other")
+
+
+def test_a_promotion_that_was_replaced_before_it_was_finished_stays_one(
+    settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its version served and is the last known-good by now: it is not called refused, so it can still take over."""
+    played(settings, Part(weights=b"first"))
+    release = dead(settings, Part(weights=b"second"), monkeypatch, before=("done", "promote"))
+    played(settings, Part(weights=b"third"))
+    document = finished(settings, release)
+
+    assert (document["decision"], document["serving"]["version"]) == ("promoted", serving(store).last_known_good)
+    assert status(settings, serving(store).last_known_good) == "promoted"
+
+
+def test_a_version_that_was_rolled_back_before_its_release_was_finished_stays_so(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its page does not call it promoted again."""
+    release = dead(settings, Part(weights=b"second"), monkeypatch, before=("intent", "publish"))
+    assert release.candidate is not None
+    release.registry.mark(MODEL, release.candidate.version, "rolled_back", "wrong on holidays")
+    finished(settings, release)
+
+    assert status(settings, release.candidate.version) == "rolled_back"
+
+
+@pytest.mark.parametrize("how", ["altered", "deleted"])
+def test_a_decision_that_cannot_be_carried_out_can_be_given_up(
+    settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """The candidate changed or went between the decision and the move: what serves stays, and the release has an end."""
+    played(settings, Part(weights=b"first"))
+    before = serving(store)
+    release = dead(settings, Part(weights=b"second"), monkeypatch, before=("intent", "promote"))
+    assert release.candidate is not None
+    spoil(release) if how == "altered" else MlflowClient().delete_model_version(MODEL, release.candidate.version)
+    with pytest.raises(Exception, match="model"):
+        finished(settings, release)
+    document = abandon(settings, say=lambda _: None, release_id=release.plan.release_id, reason="its files are gone")
+
+    assert (document["decision"], serving(store)) == ("abandoned", before)
+
+
+def test_a_decision_that_took_effect_is_not_given_up(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its version serves already."""
+    release = dead(settings, Part(weights=b"second"), monkeypatch, before=("done", "promote"))
+
+    with pytest.raises(ConfigError, match="seatrial finish"):
+        abandon(settings, say=lambda _: None, release_id=release.plan.release_id, reason="no more")
+
+
+def test_a_word_that_came_a_moment_too_late_does_not_wake_an_abandoned_release(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`abandon` and `waive` at once: whichever record comes last, the release is over."""
+    release = dead(settings, SHORT, monkeypatch, before=("decision", ""))
+    abandon(settings, say=lambda _: None, release_id=release.plan.release_id, reason="its machine is gone")
+    waived(release)
+
+    with pytest.raises(ConfigError, match="Release again"):
+        known_entries(release.journal)
+
+
+def test_a_waiver_that_comes_while_the_release_decides_counts(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It stands in the journal before the decision that did not know it: that one is made again."""
+    release, kept = begun(settings, SHORT), deciding.build_report
+    monkeypatch.setattr(deciding, "build_report", lambda *given: (monkeypatch.undo(), waived(release), kept(*given))[-1])
+    document, _ = conduct(release, PLAIN, fresh=frozenset(GATES), keep="none")
+
+    assert document["decision"] == "promoted"
+    assert [entry.kind for entry in release.journal.records()].count("decision") == 2
+
+
+def test_a_waiver_that_a_decision_did_not_know_is_judged_by_whoever_finishes(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process died between the decision and its second look."""
+    release, kept = begun(settings, SHORT), deciding.build_report
+    with monkeypatch.context() as patch:
+        patch.setattr(deciding, "build_report", lambda *given: (waived(release), kept(*given))[-1])
+        patch.setattr(deciding, "words_said", lambda _journal, **_: 0)
+        conduct(release, PLAIN, fresh=frozenset(GATES), keep="none")
+
+    assert what_is_left(release.journal.records()) == "judging"
+
+
+def test_a_waiver_that_expired_before_the_pointer_moved_promotes_nothing(
+    settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decided while it counted, taken up after it expired: held, with what to do."""
+    release, _ = played(settings, SHORT)
+    before = serving(store)
+    waived(release, days=20.0)
+    made = again(settings, release, SHORT)
+    monkeypatch.setattr("flows.promote.utc_now", lambda: "2126-01-01T00:00:00+00:00")
+    document, _ = conduct(made, PLAIN, keep="any")
+
+    assert (document["decision"], serving(store)) == ("held", before)
+    assert "expired on" in str(document["reason"])
+
+
+def test_a_gate_that_was_waived_and_passes_now_serves_by_the_new_word(settings: Settings, store: ObjectStore) -> None:
+    """What serves rests on no waiver any more."""
+    release, _ = played(settings, SHORT)
+    waived(release)
+    conduct(again(settings, release, SHORT), PLAIN, keep="any")
+    on_waiver = serving(store)
+    conduct(again(settings, release, replace(SHORT, floats={})), PLAIN, fresh=frozenset({"scaling"}))
+    now = serving(store)
+
+    assert [len(release.notary.read(item.attestation).predicate["waivers"]) for item in (on_waiver, now)] == [1, 0]
+    assert (now.serving_version, now.last_known_good) == (on_waiver.serving_version, on_waiver.last_known_good)
+
+
+def test_what_serves_is_not_called_promoted_again_when_its_files_changed(settings: Settings) -> None:
+    """A gate of the serving release is held again and passes, but the model in the registry is another one."""
+    release, _ = played(settings, Part(weights=b"second"))
+    spoil(release)
+
+    with pytest.raises(EvidenceError, match="rollback"):
+        conduct(again(settings, release, Part(weights=b"second")), PLAIN, fresh=frozenset({"scaling"}))
+
+
+def test_a_recipe_that_changed_its_name_does_not_go_on_as_another_model(settings: Settings, store: ObjectStore) -> None:
+    """Nothing is put in service under the new name by the old release."""
+    release, _ = played(settings, Part())
+    made = again(settings, release, Part())
+    made.plan = replace(made.plan, facts=replace(made.plan.facts, name="ship"))
+
+    with pytest.raises(ConfigError, match="old name"):
+        conduct(made, PLAIN, keep="any")
+    assert read_pointer(store, "ship") == (None, None)
+
+
+def test_a_registry_that_was_made_anew_promotes_nothing(tmp_path: Path, settings: Settings, store: ObjectStore) -> None:
+    """Its numbers begin again, and stand for other models than those that were signed."""
+    played(settings, Part(weights=b"first"))
+    before, client = serving(store), MlflowClient()
+    client.delete_registered_model(MODEL)
+    client.create_registered_model(MODEL)
+    for _ in range(int(before.baseline) - 1):
+        client.create_model_version(MODEL, source=tmp_path.as_uri())
+    _, document = played(settings, Part(weights=b"other"))
+
+    assert (document["decision"], serving(store)) == ("held", before)
+    assert "Restore the registry" in str(document["gates"])
+
+
+def test_evidence_of_another_release_is_not_kept(settings: Settings, store: ObjectStore) -> None:
+    """The same gate, the same digests, a statement that verifies: but it is about another release."""
+    other, _ = played(settings, Part())
+    release = begun(settings, Part())
+    for entry in other.journal.records():
+        if entry.kind == "gate":
+            release.journal.append("gate", entry.payload, time_utc=entry.time_utc)
+
+    with pytest.raises(EvidenceError, match="not this one"):
+        conduct(release, PLAIN, keep="good")
