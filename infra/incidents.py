@@ -50,7 +50,7 @@ def keep_incident(store: ObjectStore, owner: str, folder: Path, *, of: str = "")
     key = checked_key(f"{PREFIX}/{owner}/{name}")
     files = {}
     for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name != RECORD and not path.name.startswith(".") and path.stat().st_size <= MAX_BYTES:
+        if path.name != RECORD and not path.name.startswith(".") and _is_evidence(path):
             body = path.read_bytes()
             files[path.name] = {"bytes": len(body), "sha256": sha256_hex(body)}
             store.put_file_new(f"{key}/{path.name}", path, sha256_hex(body))
@@ -91,6 +91,11 @@ def load_incident(store: ObjectStore, place: str, *, into: Path) -> tuple[Stored
             )
     (into / RECORD).write_bytes(body)
     return StoredIncident(place=key, record=_record(body, key)), into
+
+
+def _is_evidence(path: Path) -> bool:
+    """A file of a size that evidence has; a link could lead to any file of this machine."""
+    return path.is_file() and not path.is_symlink() and path.stat().st_size <= MAX_BYTES
 
 
 def _standing(store: ObjectStore, key: str) -> bytes | None:

@@ -11,7 +11,7 @@ from validation.errors import ConflictError, EvidenceError
 
 ServingKind = Literal["candidate", "last_known_good", "baseline"]
 
-_MODEL = re.compile(r"[a-z0-9][a-z0-9-]*")
+_MODEL = re.compile(r"[a-z0-9][a-z0-9-]{0,199}")  # part of a key
 _TEXT = ("model", "serving_version", "last_known_good", "baseline", "release_id", "attestation")
 
 

@@ -27,7 +27,6 @@ class FaultyS3:
         self.plan: Plan = lambda _method, _path, _number: ""
         self.requests: list[tuple[str, str]] = []  # every one that came, e.g. ("PUT", "/trial/x/probe/conditional-writes")
         self.over = threading.Event()
-        self.is_spoilt = False
         self._behind = urlsplit(behind).netloc
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
         self._server.daemon_threads = True
@@ -37,11 +36,6 @@ class FaultyS3:
     def endpoint(self) -> str:
         """Its address."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
-
-    def spoilt(self, now: bool) -> bool:
-        """Whether everything fails from the first such request on."""
-        self.is_spoilt = self.is_spoilt or now
-        return self.is_spoilt
 
     def end(self) -> None:
         """Let hanging requests go and stop listening."""

