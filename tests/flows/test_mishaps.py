@@ -10,14 +10,16 @@ from mlflow import MlflowClient
 from support.rehearsal import MODEL, Part
 from test_conduct import again, begun, home, played, serving, settings, store
 
-from flows import deciding
-from flows.acts import open_desk
+from flows import acts, deciding, rollback
+from flows.acts import Desk, open_desk
 from flows.conduct import PLAIN, conduct
 from flows.finishing import abandon, finish, known_entries, what_is_left
 from flows.people import checked_answer, record_waiver
+from flows.reconcile import reconcile_model
 from flows.under_way import Release
+from flows.verifying import verify
 from infra.journal import Entry, Journal
-from infra.pointer import read_pointer
+from infra.pointer import pointer_key, read_pointer
 from infra.settings import Settings
 from infra.store import ObjectStore
 from validation.errors import ConfigError, EvidenceError
@@ -220,3 +222,70 @@ def test_evidence_of_another_release_is_not_kept(settings: Settings, store: Obje
 
     with pytest.raises(EvidenceError, match="not this one"):
         conduct(release, PLAIN, keep="good")
+
+
+def desk_of(settings: Settings) -> Desk:
+    return open_desk(settings, lambda _: None)
+
+
+def go_back(settings: Settings, version: str = "") -> dict[str, Any]:
+    asked = rollback.Request(model=MODEL, reason="wrong on holidays", by="ada", version=version)
+    return rollback.carry_out_rollback(desk_of(settings), asked)
+
+
+@pytest.fixture
+def answering(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Versions answer without being loaded."""
+    monkeypatch.setattr(rollback, "refusal", lambda *_: "")
+
+
+@pytest.mark.usefixtures("answering")
+def test_an_act_that_was_left_open_does_not_serve_what_was_altered_since(
+    settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rollback died before the pointer moved, and its version's files changed before somebody finished it."""
+    good, _ = played(settings, Part(weights=b"first"))
+    played(settings, Part(weights=b"second"))
+    before = serving(store)
+    with monkeypatch.context() as patch:
+        patch.setattr(acts, "finish", lambda *_: (_ for _ in ()).throw(InterruptedError))
+        with pytest.raises(InterruptedError):
+            go_back(settings)
+    spoil(good)
+    (told,) = acts.finish_open_acts(desk_of(settings), MODEL)
+
+    assert (told["ok"], told["results"]["moved"], serving(store)) == (True, False, before)
+    assert "not the model that was judged" in told["results"]["overtaken"]["why"]
+
+
+def test_a_pointer_from_a_backup_calls_a_person(settings: Settings, store: ObjectStore) -> None:
+    """The registry followed a later move than the pointer knows of: the aliases, which still say so, are left alone."""
+    played(settings, Part(weights=b"first"))
+    older = store.get(pointer_key(MODEL))
+    played(settings, Part(weights=b"second"))
+    store.replace(pointer_key(MODEL), older, store.get_with_etag(pointer_key(MODEL))[1])
+    aliases = desk_of(settings).registry.aliases(MODEL)
+    document = reconcile_model(desk_of(settings), MODEL)
+
+    assert (document["state"], [item["kind"] for item in document["differences"]]) == ("needs_person", ["pointer_older"])
+    assert desk_of(settings).registry.aliases(MODEL) == aliases
+
+
+@pytest.mark.usefixtures("answering")
+def test_a_version_that_came_back_on_a_waiver_that_expired_is_a_note(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rollback's own statement names no waiver; the one that let the version serve does."""
+    release, _ = played(settings, SHORT)
+    waived(release)
+    conduct(again(settings, release, SHORT), PLAIN, keep="any")
+    played(settings, Part(weights=b"third"))
+    go_back(settings)
+    monkeypatch.setattr("flows.verifying.utc_now", lambda: "2126-01-01T00:00:00+00:00")
+
+    assert "waiver that expired" in verify(settings, say=lambda _: None, what=MODEL)["notes"][0]
+
+
+@pytest.mark.parametrize("words", [{"reason": "\udcff"}, {"reason": "red \x1b[31m"}, {"by": "x" * 121, "reason": "r"}])
+def test_words_that_cannot_be_read_back_are_not_signed(settings: Settings, words: dict[str, str]) -> None:
+    """Bytes that are no text, signs that steer a terminal, a name of a page's length."""
+    with pytest.raises(ConfigError, match="of 1 to"):
+        rollback.roll_back(settings, say=lambda _: None, model=MODEL, **words)
