@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from validation.errors import ConfigError, ReleaseError
@@ -32,7 +32,7 @@ class Command:
 
     name: str
     words: Sequence[str]
-    environment: Mapping[str, str]
+    environment: Mapping[str, str] = field(repr=False)  # holds passwords
     folder: Path  # its working folder; its output goes to <folder>/<name>.log
     user: str = ""  # whom it runs as; "" = this user
     signum: int = signal.SIGTERM
