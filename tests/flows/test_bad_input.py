@@ -362,6 +362,41 @@ def test_a_yes_of_a_clock_ahead_does_not_outlive_the_policy(settings: Settings, 
     assert document["decision"] == "held"
 
 
+# A policy that changed between two attempts
+
+
+@pytest.mark.parametrize(
+    ("changed", "stale"),
+    [
+        ("scaling: {repeats: 9}", ["scaling"]),
+        ("kill_and_resume: {steps: 30}", ["kill_and_resume"]),
+        ("slice_quality: {min_n: 77}", ["slice_quality"]),
+        ("decision: {waiver_days: 3}", []),
+    ],
+)
+def test_a_policy_that_changed_makes_stale_what_it_judges(settings: Settings, changed: str, stale: list[str]) -> None:
+    """The gate whose section changed is held again and says why; the others keep their evidence."""
+    release, _ = played(settings, Part(weights=b"first"))
+    later = taken_up(settings, release, Part(weights=b"first", policy=changed))
+    told: list[str] = []
+    later.say = told.append
+    document, _ = conduct(later, PLAIN, keep="good")
+
+    assert [gate["name"] for gate in document["gates"] if not gate["reused"]] == stale
+    assert all(any(line.startswith(f"{gate}: running (stale") and "policy" in line for line in told) for gate in stale)
+
+
+def test_a_stricter_policy_cannot_be_passed_with_old_evidence(settings: Settings) -> None:
+    """The gate that is held again under the new policy fails now: nothing is promoted by the pass of then."""
+    release, _ = played(settings, Part(weights=b"first", policy=APPROVAL))
+    before = serving(settings)
+    strict = f"{APPROVAL}\nscaling: {{repeats: 9}}"
+    later = taken_up(settings, release, Part(weights=b"first", policy=strict, floats={"scaling": 0.1}))
+    document, _ = conduct(later, PLAIN, keep="any")
+
+    assert (document["decision"], serving(settings)) == ("fell_back", before)
+
+
 # Everything that is left of a refused input
 
 

@@ -61,7 +61,8 @@ class Quay:
         environment |= {"MLFLOW_TRACKING_URI": with_password}
         command = [sys.executable, "-m", "flows.cli", "release", "digits:recipe", "--policy", str(self.home / "policy.yaml"), "--json"]
         run = subprocess.run(
-            [*command, *options], cwd=REPOSITORY / "examples" / "digits", env=environment, capture_output=True, text=True, timeout=COMMAND_S,
+            [*command, *options], cwd=REPOSITORY / "examples" / "digits", env=environment, capture_output=True, text=True,
+            timeout=COMMAND_S,
         )  # fmt: skip
         assert run.returncode == code, run.stderr[-3000:]
         document = json.loads(run.stdout)
