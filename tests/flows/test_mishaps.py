@@ -10,10 +10,11 @@ from mlflow import MlflowClient
 from support.rehearsal import MODEL, Part
 from test_conduct import again, begun, home, played, serving, settings, store
 
-from flows import acts, deciding, rollback
+from flows import acts, deciding, monitor, rollback
 from flows.acts import Desk, open_desk
 from flows.conduct import PLAIN, conduct
 from flows.finishing import abandon, finish, known_entries, what_is_left
+from flows.in_service import what_serves
 from flows.people import checked_answer, record_waiver
 from flows.reconcile import reconcile_model
 from flows.under_way import Release
@@ -176,6 +177,21 @@ def test_a_gate_that_was_waived_and_passes_now_serves_by_the_new_word(settings: 
 
     assert [len(release.notary.read(item.attestation).predicate["waivers"]) for item in (on_waiver, now)] == [1, 0]
     assert (now.serving_version, now.last_known_good) == (on_waiver.serving_version, on_waiver.last_known_good)
+
+
+def test_a_waiver_that_was_overcome_is_not_held_against_what_serves(
+    settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The monitor asks the pointer's own statement; the admission, written once, still names the waiver."""
+    release, _ = played(settings, SHORT)
+    waived(release)
+    conduct(again(settings, release, SHORT), PLAIN, keep="any")
+    monkeypatch.setattr(monitor, "utc_now", lambda: "2126-01-01T00:00:00+00:00")
+    on_waiver = monitor._waiver_lapsed(desk_of(settings), what_serves(store, release.notary, MODEL))
+    conduct(again(settings, release, replace(SHORT, floats={})), PLAIN, fresh=frozenset({"scaling"}))
+
+    assert "expired on" in on_waiver
+    assert monitor._waiver_lapsed(desk_of(settings), what_serves(store, release.notary, MODEL)) == ""
 
 
 def test_what_serves_is_not_called_promoted_again_when_its_files_changed(settings: Settings) -> None:
