@@ -1,16 +1,14 @@
 """Whether a version may serve: what once let it through, read back from the store with every signature and digest verified."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from flows.proving import prove
 from infra.attestations import Attestation, Notary
 from infra.pointer import Pointer, admission
 from infra.registry import Registry
-from infra.store import ObjectStore, get_blob
+from infra.store import ObjectStore
 from validation.errors import ConfigError, EvidenceError
-from validation.statements import APPROVAL, BASELINE, DECISION, GATE, WAIVER, kind_of, model_subject
+from validation.statements import BASELINE, DECISION, kind_of, model_subject
 
 
 class NotAdmittedError(ConfigError):
@@ -34,7 +32,7 @@ def verified(notary: Notary, store: ObjectStore, registry: Registry, model: str,
 
     Raises: NotAdmittedError when it never was; EvidenceError when something does not verify; StoreError when it cannot be read.
     """
-    proof = proven(notary, store, model, version)
+    proof = read_admission(notary, store, model, version)
     registry.version(model, version)  # deleted: says so
     found = registry.files(model, version)
     if found != proof.files_sha256:
@@ -42,13 +40,6 @@ def verified(notary: Notary, store: ObjectStore, registry: Registry, model: str,
             f"the files of {model} version {version} have sha256 {found or 'none (there are no files)'}, signed was {proof.files_sha256}. "
             "This is not the model that was judged, so it may not serve. Restore its artifacts from a backup, or name another version."
         )
-    return proof
-
-
-def proven(notary: Notary, store: ObjectStore, model: str, version: str) -> Proof:
-    """`read_admission`, and the decision made once more from its evidence (flows/proving.py); the files are not looked at."""
-    proof = read_admission(notary, store, model, version)
-    prove(notary, store, proof.attestation)
     return proof
 
 
@@ -64,7 +55,10 @@ def pointer_problem(notary: Notary, store: ObjectStore, pointer: Pointer) -> str
 
 
 def read_admission(notary: Notary, store: ObjectStore, model: str, version: str) -> Proof:
-    """What let a version serve, with the gates, waivers and approval it rests on; its files are not looked at. Raises as `verified`."""
+    """What let a version serve, proven whole: gates, waivers, approval, and the decision made once more (flows/proving.py).
+
+    The version's files are not looked at. Raises as `verified`.
+    """
     sha256 = admission(store, model, version)
     if not sha256:
         raise NotAdmittedError(
@@ -76,7 +70,7 @@ def read_admission(notary: Notary, store: ObjectStore, model: str, version: str)
     _demand(said.predicate_type == BASELINE or said.predicate["decision"] == "promoted", said, "its decision promoted nothing")
     named = (said.predicate["model"], said.predicate["version"])
     _demand(named == (model, version), said, f"it is about {named[0]} version {named[1]}")
-    _verify_basis(notary, store, said.predicate)
+    prove(notary, store, sha256)
     return Proof(
         version=version, kind=kind_of(said.predicate_type), attestation=sha256, release_id=str(said.predicate["release_id"]),
         files_sha256=said.subjects[model_subject(model, version)], signed_by=said.signed_by,
@@ -92,18 +86,6 @@ def admitted_versions(store: ObjectStore, model: str) -> tuple[str, ...]:
 def known_models(store: ObjectStore) -> tuple[str, ...]:
     """Every model that has a pointer or an admitted version, by name."""
     return tuple(sorted({parts[1] for key in store.list("models/") if (parts := key.split("/"))[2] in ("pointer", "admitted")}))
-
-
-def _verify_basis(notary: Notary, store: ObjectStore, decision: Mapping[str, Any]) -> None:
-    for gate, link in decision.get("gates", {}).items():
-        said = notary.read(link["attestation"], GATE)
-        told = (said.predicate["gate"], said.predicate["release_id"], said.subjects.get("evidence"))
-        _demand(told == (gate, decision["release_id"], link["evidence"]), said, f"it is not about {gate} of {decision['release_id']}")
-        get_blob(store, link["evidence"])
-    for sha256 in decision.get("waivers", ()):
-        notary.read(sha256, WAIVER)
-    if decision.get("approval"):
-        notary.read(decision["approval"], APPROVAL)
 
 
 def _demand(holds: bool, said: Attestation, problem: str) -> None:

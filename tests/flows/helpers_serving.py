@@ -2,9 +2,10 @@
 
 import re
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,18 +13,22 @@ import pytest
 from torch import Tensor, nn
 
 from flows.acts import Desk
+from flows.evidence import keep_gate_evidence
 from infra.attestations import open_notary
 from infra.export import FILES_TAG, files_sha256, log_model
 from infra.journal import Journal
 from infra.pointer import Pointer, admit, move_pointer, read_pointer
 from infra.registry import Registry
 from infra.settings import Settings, embedded_environment, load_settings
-from infra.store import ObjectStore, open_store, put_evidence
+from infra.store import ObjectStore, open_store
+from validation.canonical import digest
+from validation.policy import GATES, parse_policy
 from validation.statements import BASELINE, DECISION, GATE, model_subject
 from validation.verdict import Control, GateVerdict, Outcome
 
 RELEASE = "boat-20260131-181542-3f9c"
 NOW = "2026-01-31T18:15:42+00:00"
+WEIGHTS = "8" * 64
 
 
 class Sum(nn.Module):
@@ -88,22 +93,28 @@ class Harbour:
         return self.settings.home / "versions" / model / version
 
 
-def admitted(desk: Desk, model: str, version: str, *, kind: str = "decision", gates: Sequence[str] = ("scaling",)) -> str:
+def admitted(desk: Desk, model: str, version: str, *, kind: str = "decision") -> str:
     """Let a version through: signed gates and decision, or the baseline's statement; returns its sha256."""
-    sha256 = desk.registry.files(model, version)
-    subjects = {model_subject(model, version): sha256}
-    facts = {"release_id": RELEASE, "model": model, "version": version, "digests": {"code": "c"}, "made_at": NOW}
-    if kind == "baseline":
-        statement = desk.notary.attest(BASELINE, subjects, facts)
-    else:
-        links = gate_links(desk, gates)
-        statement = desk.notary.attest(
-            DECISION, subjects,
-            facts | {"decision": "promoted", "reason": "all pass", "gates": links, "required": list(gates), "waivers": [], "approval": ""},
-        )  # fmt: skip
+    statement = based(desk, model, version, RELEASE) if kind == "baseline" else decided(desk, model, version, RELEASE)
     status = "baseline" if kind == "baseline" else "promoted"
     desk.registry.describe(model, version, description=f"{status.capitalize()}: version {version}.", tags={"status": status})
     return admit(desk.store, model, version, statement)
+
+
+def based(desk: Desk, model: str, version: str, release_id: str) -> str:
+    """Sign for a baseline."""
+    said = {"release_id": release_id, "model": model, "version": version, "digests": {"code": "c"}, "made_at": NOW}
+    return desk.notary.attest(BASELINE, {model_subject(model, version): desk.registry.version(model, version).sha256}, said)
+
+
+def decided(desk: Desk, model: str, version: str, release_id: str, *, policy: str = "", **changed: Any) -> str:
+    """Sign the promotion of a version by every gate; policy is the text that the release was asked with."""
+    digests = {"code": "c", "data": "d", "policy": digest(parse_policy(policy or None).model_dump(mode="json"))}
+    said = {
+        "release_id": release_id, "model": model, "version": version, "decision": "promoted", "reason": "six of six gates pass",
+        "digests": digests, "gates": gate_links(desk, release_id), "required": list(GATES), "waivers": [], "approval": "", "made_at": NOW,
+    }  # fmt: skip
+    return desk.notary.attest(DECISION, {model_subject(model, version): desk.registry.version(model, version).sha256}, said | changed)
 
 
 def serving(harbour: Harbour, desk: Desk, model: str, *, promoted: int = 2, mirrored: bool = True) -> Pointer:
@@ -137,19 +148,20 @@ def acts(desk: Desk, model: str) -> list[list[str]]:
     return [[entry.kind for entry in Journal(desk.store, act_id, root="acts").records()] for act_id in ids]
 
 
-def gate_links(desk: Desk, gates: Sequence[str], release_id: str = RELEASE) -> dict[str, dict[str, str]]:
-    """Gates that passed, as a decision names them: evidence and statement of each."""
-    links = {}
-    for gate in gates:
-        control = Control(planted="a defect", expected="check", caught=True)
-        verdict = GateVerdict(gate=gate, outcome=Outcome.PASS, reason="fine", action="", control=control)
-        digests = {"code": "c"}
-        facts = {"release_id": release_id, "gate": gate, "attempt": 1, "digests": digests}
-        evidence = put_evidence(desk.store, {"kind": "gate", **facts, "verdict": verdict})
-        said = facts | {"outcome": "pass", "evidence": evidence, "made_at": NOW}
-        statement = desk.notary.attest(GATE, {"evidence": evidence}, said)
-        links[gate] = {"evidence": evidence, "attestation": statement, "outcome": "pass"}
-    return links
+def gate_links(desk: Desk, release_id: str, outcomes: Mapping[str, Outcome] = MappingProxyType({})) -> dict[str, dict[str, str]]:
+    """Every gate held, as a decision names it: its evidence and the statement about that. All pass unless said otherwise."""
+    return {gate: _held(desk, release_id, gate, outcomes.get(gate, Outcome.PASS)) for gate in GATES}
+
+
+def _held(desk: Desk, release_id: str, gate: str, outcome: Outcome) -> dict[str, str]:
+    control = Control(planted="a defect", expected="check", caught=True)
+    verdict = GateVerdict(gate=gate, outcome=outcome, reason=f"{gate} said so", action="mend it", control=control)
+    digests = {"code": gate, "data": "d"}
+    evidence = keep_gate_evidence(desk.store, verdict, None, release_id=release_id, attempt=1, digests=digests, made_at=NOW)
+    subjects = {"evidence": evidence} | ({"weights": WEIGHTS} if gate in ("scaling", "slice_quality") else {})
+    said = {"release_id": release_id, "gate": gate, "attempt": 1, "outcome": outcome, "evidence": evidence, "digests": digests}
+    statement = desk.notary.attest(GATE, subjects, {**said, "made_at": NOW})
+    return {"evidence": evidence, "attestation": statement, "outcome": outcome.value}
 
 
 def altered(path: Path) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from helpers_serving import altered, gate_links
+from helpers_serving import altered, based, decided
 
 from flows.acts import Desk, open_desk
 from flows.plan import ReleaseRequest
@@ -18,7 +18,6 @@ from infra.registry import Registry
 from infra.serving_log import ServingLog
 from infra.settings import Settings, embedded_environment, load_settings
 from trainer import ranks
-from validation.statements import BASELINE, DECISION, model_subject
 
 MODEL, RELEASE, NOW = "lamps", "lamps-20260101-000000-3f9c", "2026-01-01T00:00:00+00:00"
 BASE, GOOD, NEW, BAD, HOLED = "1", "2", "3", "4", "5"
@@ -61,19 +60,11 @@ class Watched:
 
 
 def admitted(desk: Desk, version: str) -> None:
-    """Let a version through, by a signed statement that is as short as it may be."""
-    subjects = {model_subject(MODEL, version): desk.registry.version(MODEL, version).sha256}
-    facts = {"release_id": RELEASE, "model": MODEL, "version": version, "digests": {"code": "c"}, "made_at": NOW}
-    if version != BASE:
-        facts |= {
-            "decision": "promoted",
-            "reason": "all pass",
-            "gates": gate_links(desk, ("scaling",), RELEASE),
-            "required": ["scaling"],
-            "waivers": [],
-            "approval": "",
-        }
-    admit(desk.store, MODEL, version, desk.notary.attest(BASELINE if version == BASE else DECISION, subjects, facts))
+    """Let a version through: the baseline as such, the others by a release that every gate passed."""
+    if version == BASE:
+        admit(desk.store, MODEL, version, based(desk, MODEL, version, RELEASE))
+    else:
+        admit(desk.store, MODEL, version, decided(desk, MODEL, version, RELEASE, policy=POLICY))
 
 
 def made_versions(settings: Settings) -> list[RegisteredVersion]:

@@ -112,7 +112,8 @@ def test_training_says_what_a_week_may_look_like() -> None:
     found = []
     for first in range(len(dates) - WINDOW_DAYS + 1):
         inside = days.isin(dates[first : first + WINDOW_DAYS])
-        counts = [sum(np.asarray(rows) for rows, _ in served_counts(bins, values[mask], days[mask]).values()) for mask in (inside, ~inside)]
+        told = [served_counts(bins, values[mask], days[mask]).values() for mask in (inside, ~inside)]
+        counts = [np.sum([rows for rows, _ in by_day], axis=0) for by_day in told]
         chance, _ = chance_index(10, counts[1].sum(), counts[0].sum())
         found.append(stability_index(counts[1].tolist(), counts[0].tolist()) - chance)
 
