@@ -251,8 +251,18 @@ def bucket(bucket_server: str, home: Path, tmp_path: Path, monkeypatch: pytest.M
         yield made, front
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("fault", "at"), [("500", "gate"), ("hang", "gate"), ("503", "promote"), ("reset", "promote")])
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("fault", "at"),
+    [
+        pytest.param("500", "gate", marks=SLOW),
+        pytest.param("hang", "gate", marks=SLOW),
+        pytest.param("503", "promote", marks=SLOW),
+        ("reset", "promote"),
+    ],
+)
 def test_a_store_that_fails_in_mid_release_is_told_and_the_release_is_finished_later(
     bucket: tuple[Settings, FaultyS3], fault: str, at: str
 ) -> None:
