@@ -59,6 +59,13 @@ def add_operations(commands: Any) -> None:
     monitor.add_argument("--day", default="", metavar="YYYY-MM-DD", help="the day it is (default: today, UTC)")
     monitor.add_argument("--dry-run", action="store_true", help="never roll back")
 
+    replay = _command(
+        commands, "replay", "flows.replay", "replay", "December of flights day by day under the monitor, clean or with a fault"
+    )
+    replay.add_argument("--regression", default="", metavar="NAME", help="stale-weights, lost-history, stale-features or dead-feed")
+    replay.add_argument("--seed", type=int, default=None, metavar="N", help="draw the days anew (default: the month as it was)")
+    replay.add_argument("--begins", type=int, default=8, metavar="N", help="day of December on which the fault begins (default: 8)")
+
     cost = _command(commands, "cost", "flows.costing", "cost", "what a release costs and waits for, by releases a week and devices")
     cost.add_argument("release_id", nargs="?", default="", metavar="ID", help="whose costs (default: the latest release)")
     cost.add_argument("--per-week", default="1,2,5,10,20,50", help="releases a week")

@@ -49,8 +49,14 @@ def replay(settings: Settings, *, say: Say, seed: int | None = None, regression:
 
     Args: seed, None = the days as they were; regression, "" = none; begins, the day of the month on which it begins.
     Returns: the document of a replay: "rolled_back" (the day at whose end, "" = never), "days" (the fault's days up to that end), "noticed"
-    (the first day at whose end something was called degraded), and each evening's word.
+    (the first day, of a fault's if there is one, at whose end the version was called degraded), and each evening's word. "ok" is True when
+    a clean month is left alone, and when a faulty one ends in a rollback.
+    Raises: ConfigError for a fault, seed or day that there is not.
     """
+    if not 1 <= begins <= DAYS:
+        raise ConfigError(f"December has no day {begins}, so nothing was replayed. Let the fault begin on a day from 1 to {DAYS}.")
+    if seed is not None and seed < 0:
+        raise ConfigError(f"the seed {seed} is below 0, so no days can be drawn and nothing was replayed. Give a seed of 0 or more.")
     december = load_december(settings, say)
     if regression and regression not in december.rows:
         known = ", ".join(name for name in december.rows if name != CLEAN)
@@ -64,10 +70,11 @@ def replay(settings: Settings, *, say: Say, seed: int | None = None, regression:
         say(f"{today}: {found.health}, {found.action}: {found.reason}")
         if found.action == "roll_back":
             break
+    first = begins if regression else 1
     ended = evenings[-1]["judged_up_to"] if evenings[-1]["action"] == "roll_back" else ""
     return {
         "ok": bool(ended) == bool(regression), "seed": seed, "regression": regression, "begins": _day(begins) if regression else "",
-        "noticed": next((item["judged_up_to"] for item in evenings if item["health"] == "degraded"), ""),
+        "noticed": next((item["judged_up_to"] for item in evenings[first - 1 :] if item["health"] == "degraded"), ""),
         "rolled_back": ended, "days": days_until(ended, begins), "evenings": evenings,
     }  # fmt: skip
 
@@ -76,7 +83,8 @@ def lines(document: Mapping[str, Any]) -> list[str]:
     """The document for people."""
     what = f"{document['regression']} from {document['begins']} on" if document["regression"] else "a clean month"
     if not document["rolled_back"]:
-        return [f"{what}: never rolled back; {document['evenings'][-1]['reason']}"]
+        noticed = f"called degraded first on {document['noticed']}" if document["noticed"] else "never called degraded"
+        return [f"{what}: never rolled back, {noticed}; on the last evening: {document['evenings'][-1]['reason']}"]
     return [
         f"{what}: degraded on {document['noticed']}, rolled back at the end of {document['rolled_back']}, after {document['days']} days"
     ]

@@ -112,6 +112,15 @@ def test_the_re_run_stands_without_a_schedule(port: Harbour, before: bytes) -> N
     assert found["work_queue_name"] == "devices"
 
 
+@pytest.mark.parametrize("name", ["predict/predict", "monitor/monitor"])
+def test_what_has_no_requests_today_is_shipped_asleep(port: Harbour, before: bytes, name: str) -> None:
+    """The shipped recipe's requests are of December 2013: its days are not scored by a schedule until somebody switches it on."""
+    found = port.ask(f"deployments/name/{name}")
+
+    assert [item["active"] for item in found["schedules"]] == [False]
+    assert (found["paused"], found["parameters"], found["work_queue_name"]) == (False, {"model": "flights"}, "default")
+
+
 def test_deploying_leaves_the_repository_as_it_is(before: bytes) -> None:
     """Deploying neither rewrites prefect.yaml nor leaves a folder of Prefect's behind."""
     assert (REPOSITORY / "prefect.yaml").read_bytes() == before

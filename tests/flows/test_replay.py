@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 
 from flows import replay as module
+from flows.cli import main
 from flows.replay import DAYS, FIRST, December, days_until, lines, records, replay, whole_month
 from infra.settings import load_settings
 from trainer.recipes.flights_month import Month, read_month, write_month
@@ -86,6 +87,37 @@ def test_an_unknown_fault_is_refused(december: December, monkeypatch: pytest.Mon
 
     with pytest.raises(ConfigError, match="Choose one of: broken"):
         replay(load_settings(), say=lambda _: None, regression="fire")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"), [({"begins": 0}, "no day 0"), ({"begins": 32}, "no day 32"), ({"seed": -1}, "seed of 0 or more")]
+)
+def test_a_day_or_seed_that_there_is_not_is_refused(given: dict[str, int], told: str) -> None:
+    """Before anything is trained or scored."""
+    with pytest.raises(ConfigError, match=told):
+        replay(load_settings(), say=lambda _: None, regression="broken", **given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (["--regression", "broken", "--seed", "3", "--begins", "5", "--json"], 0, '"begins": "2013-12-05"'),
+        (["--json"], 0, '"rolled_back": ""'),
+        (["--regression", "fire"], 2, "Choose one of: broken"),
+    ],
+    ids=["faulty", "clean", "unknown"],
+)
+def test_the_command_replays(
+    december: December, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path,
+    arguments: list[str], code: int, told: str,
+) -> None:  # fmt: skip
+    """`seatrial replay` hands its arguments over and ends with what was found."""
+    monkeypatch.setenv("SEATRIAL_HOME", str(tmp_path))
+    monkeypatch.setattr(module, "load_december", lambda *_: december)
+
+    assert main(["replay", *arguments]) == code
+    out, err = capfd.readouterr()
+    assert told in (err if code == 2 else out)
 
 
 def test_a_month_comes_back_from_its_file(tmp_path: Path, december: December) -> None:
