@@ -48,6 +48,7 @@ class Drift:
     reference_missing_share: float
     largest_rows: tuple[int, int] = (0, 0)  # of the last day: in its largest bin, all with a value
     usual: Usual = field(default_factory=Usual)
+    is_whole: bool = True  # a week is over since the first day that was counted
 
     @property
     def usual_missing(self) -> float:
@@ -138,7 +139,7 @@ def measure_drift(column: ColumnCounts, today: str) -> Drift:
         column=column.name, rows=sum(counts[1]), index=float(np.maximum(found - mean, 0.0)), is_chance=not found > quantile,
         missing_share=missing / (missing + present) if missing + present else float("nan"), missing_rows=(missing, missing + present),
         reference_missing_share=column.reference_missing / trained if trained else 0.0, usual=column.usual,
-        largest_rows=(max(of_today, default=0), present),
+        largest_rows=(max(of_today, default=0), present), is_whole=min(column.served, default=today) <= first,
     )  # fmt: skip
 
 

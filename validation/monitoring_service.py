@@ -99,10 +99,10 @@ def drift_limit(policy: MonitoringPolicy, drift: Drift) -> float:
 def drift_warnings(policy: MonitoringPolicy, drifts: Iterable[Drift], *, of_scores: bool) -> Iterable[Check]:
     """Failed checks of the columns, or the scores, whose index over a week is beyond the limit and beyond chance.
 
-    The worst few (how many times the limit) each on its own, the others in one.
+    The worst few (how many times the limit) each on its own, the others in one. A first week that is not over yet is no week.
     """
     name = f"drift of {'the scores' if of_scores else 'inputs'}"
-    beyond = [drift for drift in drifts if drift.index > drift_limit(policy, drift) and not drift.is_chance]
+    beyond = [drift for drift in drifts if drift.is_whole and drift.index > drift_limit(policy, drift) and not drift.is_chance]
     beyond.sort(key=lambda drift: (-drift.index / drift_limit(policy, drift), drift.column))
     for drift in beyond[:SHOWN_DRIFTS]:
         yield _drift_check(policy, name, drift, drift.column)

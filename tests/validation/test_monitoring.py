@@ -193,6 +193,15 @@ def test_a_day_without_values_in_training_is_told() -> None:
     assert "Silent for a whole day in training too, so that nobody would see it again: temp." in found.verdict.notes
 
 
+@pytest.mark.parametrize(("days", "warned"), [(5, 0), (6, 1)], ids=["six days counted", "a week counted"])
+def test_a_first_week_is_no_week_before_it_is_over(days: int, warned: int) -> None:
+    """Six days are not seven: a column that says the weekday would drift."""
+    records = served(differences(days))
+    moved = replace(records.inputs[0], served=dict.fromkeys(records.inputs[0].served, (200, *(0,) * 9)))
+
+    assert len(judge_monitoring(replace(records, inputs=(moved,)), MONITORING).warnings) == warned
+
+
 def test_the_worst_drifts_are_named_and_the_others_told_in_one() -> None:
     """Held against what its own training weeks did: the column furthest beyond its own limit first, a usual one not at all."""
     common: dict[str, Any] = {
