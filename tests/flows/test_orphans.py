@@ -116,7 +116,11 @@ def test_children_of_a_killed_flow_process_are_found_and_ended(tmp_path: Path) -
         assert find_orphans(settings) == ()
 
 
-@pytest.mark.parametrize("mark", [None, "", "nonsense", "1:", ":7", f"{os.getpid()}:{pid_of(os.getpid()).started}"])
+@pytest.mark.parametrize(
+    "mark",
+    [None, "", "nonsense", "1:", ":7", f"{os.getpid()}:{pid_of(os.getpid()).started}"],
+    ids=["none", "empty", "nonsense", "no time", "no number", "a living process"],
+)
 def test_others_are_left_alone(mark: str | None, tmp_path: Path) -> None:
     """Without a mark, with one that says nothing, or with that of a living process, nobody is an orphan."""
     with started(tmp_path, mark) as process:
