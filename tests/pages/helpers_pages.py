@@ -130,6 +130,6 @@ class Window:
 
     def pictures(self) -> dict[str, int]:
         """Source -> width of every plot on the page, 0 = not loaded."""
-        self.page.wait_for_function("[...document.images].every(i => i.complete)")
+        self.page.wait_for_function("[...document.images].some(i => i.clientWidth > 300) && [...document.images].every(i => i.complete)")
         widths = self.page.evaluate("[...document.images].map(i => [i.src.slice(0, 200), i.naturalWidth, i.clientWidth])")
         return {source: natural for source, natural, shown in widths if shown > 300}
