@@ -14,7 +14,7 @@ from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from flows.acts import Desk, open_desk
+from flows.acts import Desk, finish_open_acts, open_desk
 from flows.allowed import check_allowed
 from flows.clock import utc_now
 from flows.in_service import InService, what_serves
@@ -48,7 +48,8 @@ Say = Callable[[str], None]
 def monitor(settings: Settings, *, say: Say, model: str, day: str = "", dry_run: bool = False) -> dict[str, Any]:
     """Judge what serves on everything up to the day before `day`, keep the signed verdict, and fall back where it asks for that.
 
-    A version that does not load or answer right now is not waited for. Returns the document of `seatrial monitor --json`; "ok" is False
+    An act that a dead process left open (an earlier monitor's rollback, say) is finished first, so that what serves is what was decided. A
+    version that does not load or answer right now is not waited for. Returns the document of `seatrial monitor --json`; "ok" is False
     when the version is degraded, whether or not something else serves by now.
     Args: day, the day it is, "" = today, UTC.
     Raises: ConfigError for a day or model that there is not; EvidenceError when what let the version serve does not verify.
@@ -56,6 +57,7 @@ def monitor(settings: Settings, *, say: Say, model: str, day: str = "", dry_run:
     day = checked_day(day or datetime.now(UTC).date().isoformat())
     began = time.monotonic()
     desk = open_desk(settings, say)
+    finished = [] if dry_run else finish_open_acts(desk, model)
     service = what_serves(desk.store, desk.notary, model)
     check_allowed(service.request.recipe, settings)
     silent = refusal(desk, model, service.proof)
@@ -69,7 +71,8 @@ def monitor(settings: Settings, *, say: Say, model: str, day: str = "", dry_run:
         "version": service.version, "kind": service.pointer.serving_kind, "release_id": service.proof.release_id,
         "reference_version": service.reference_version, "health": found.health, "action": found.action, "reason": found.reason,
         "verdict": found.verdict, "warnings": [sentence(item) for item in found.warnings], "dry_run": dry_run,
-        "predictions": len(records.predictions), "outcomes": len(records.matured),
+        "finished": [f"act {item['act_id']} {item['words']}" for item in finished],
+        "predictions": int((records.predictions["version"] == service.version).sum()), "outcomes": len(records.matured),
         **_kept(desk, service, found, records, parts, day),
     }  # fmt: skip
     rollback = _fallen_back(settings, say, service, found) if found.action == "roll_back" and not dry_run else None
@@ -107,7 +110,7 @@ def lines(document: Mapping[str, Any]) -> list[str]:
         f"judged from {document['since']} up to {document['judged_up_to']}: {document['predictions']:,} predictions, "
         f"{document['outcomes']:,} mature outcomes; signed verdict {document['attestation'][:12]}…"
     )
-    return [*told, _ending(document)]
+    return [*document["finished"], *told, _ending(document)]
 
 
 def _ending(document: Mapping[str, Any]) -> str:

@@ -4,9 +4,11 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from helpers_serving import altered, based, decided
+from helpers_serving import NOW as DECIDED
+from helpers_serving import altered, based, decided, gate_links
 
 from flows.acts import Desk, open_desk
 from flows.plan import ReleaseRequest
@@ -18,12 +20,15 @@ from infra.registry import Registry
 from infra.serving_log import ServingLog
 from infra.settings import Settings, embedded_environment, load_settings
 from trainer import ranks
+from validation.statements import WAIVER
+from validation.verdict import Outcome
 
 MODEL, RELEASE, NOW = "lamps", "lamps-20260101-000000-3f9c", "2026-01-01T00:00:00+00:00"
 BASE, GOOD, NEW, BAD, HOLED = "1", "2", "3", "4", "5"
 SLOPES = {BASE: (0.5, 99.0), GOOD: (1.0, 99.0), NEW: (2.0, 99.0), BAD: (-1.0, 99.0), HOLED: (1.0, 1.0)}
 # two bad days are enough to be sure; a clean model would often be rolled back, which is not what these tests are about
 POLICY = "monitoring: {alpha: 0.5, min_n: 20, latency_p95_ms: 5000}"
+REQUEST = ReleaseRequest(recipe="lamps:recipe", policy_text=POLICY)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +49,10 @@ class Watched:
     def serve(self, version: str, *, good: str = GOOD, baseline: str = BASE) -> None:
         """Put a version in service, last known-good and baseline behind it."""
         desk = self.desk
-        Journal(desk.store, RELEASE).append("started", {"request": ReleaseRequest(recipe="lamps:recipe", policy_text=POLICY)}, time_utc=NOW)
+        Journal(desk.store, RELEASE).append("started", {"request": REQUEST}, time_utc=NOW)
         for each in dict.fromkeys(filter(None, (version, good, baseline))):
             admitted(desk, each)
-        kind = "baseline" if version == baseline else "candidate"
+        kind: Literal["baseline", "candidate"] = "baseline" if version == baseline else "candidate"
         pointer = Pointer(
             model=MODEL, serving_version=version, serving_kind=kind, last_known_good=good, baseline=baseline, release_id=RELEASE, sequence=1
         )  # fmt: skip
@@ -65,6 +70,17 @@ def admitted(desk: Desk, version: str) -> None:
         admit(desk.store, MODEL, version, based(desk, MODEL, version, RELEASE))
     else:
         admit(desk.store, MODEL, version, decided(desk, MODEL, version, RELEASE, policy=POLICY))
+
+
+def waived(desk: Desk, version: str, expires_at: str) -> None:
+    """Let a version through whose scaling did not pass and was waived until then."""
+    links = gate_links(desk, RELEASE, {"scaling": Outcome.FAIL})
+    evidence = links["scaling"]["evidence"]
+    word = {"release_id": RELEASE, "gate": "scaling", "by": "Ada", "reason": "a known leak", "made_at": DECIDED, "expires_at": expires_at}
+    waiver = desk.notary.attest(WAIVER, {"evidence": evidence}, word | {"evidence": evidence})
+    Journal(desk.store, RELEASE).append("started", {"request": REQUEST}, time_utc=NOW)
+    Journal(desk.store, RELEASE).append("waiver", {"attestation": waiver}, time_utc=NOW)
+    admit(desk.store, MODEL, version, decided(desk, MODEL, version, RELEASE, policy=POLICY, gates=links, waivers=[waiver]))
 
 
 def made_versions(settings: Settings) -> list[RegisteredVersion]:

@@ -1,12 +1,18 @@
 """What serves is judged by its matured outcomes, and leaves when it is proven bad or does not answer."""
 
+import os
+import subprocess
+import sys
+
 import pytest
-from helpers_watched import BAD, BASE, GOOD, MODEL, NEW, Watched, broken, watched, yard
+from helpers_serving import acts
+from helpers_watched import BAD, BASE, GOOD, MODEL, NEW, Watched, broken, waived, watched, yard
 
 from flows import monitor as module
 from flows import predict as predicting
 from flows.monitor import lines, monitor, monitor_flow
 from flows.predict import predict, predict_flow
+from flows.rollback import fall_back
 from infra.attestations import open_reader
 from infra.pointer import read_pointer
 from infra.store import get_evidence
@@ -131,6 +137,115 @@ def test_predictions_edited_by_hand_are_no_evidence(watched: Watched) -> None:
 
     with pytest.raises(EvidenceError, match=r"Restore serving/ from"):
         look(watched, 5)
+
+
+@pytest.mark.parametrize(
+    ("now", "lapsed"), [("2026-02-01T00:00:00+00:00", ""), ("2026-03-01T00:00:00+00:00", "waiver")], ids=["counts", "expired"]
+)
+def test_a_version_on_an_expired_waiver_is_told(watched: Watched, monkeypatch: pytest.MonkeyPatch, now: str, lapsed: str) -> None:
+    """It serves on, degraded, until a person waives again or rolls back; while the waiver counts nothing is said of it."""
+    waived(watched.desk, NEW, expires_at="2026-02-10T18:15:42+00:00")
+    watched.serve(NEW)
+    score(watched, 3)
+    monkeypatch.setattr(module, "utc_now", lambda: now)
+    found = look(watched, 5)
+    told = [item for item in found["verdict"].checks if item.name == "waiver"]
+
+    assert (found["health"] == "degraded", [item.name for item in told]) == (bool(lapsed), [lapsed] if lapsed else [])
+    assert (found["action"], serving(watched)) == ("watch" if lapsed else found["action"], NEW)
+    assert not lapsed or "serves on a waiver that expired on 2026-02-10 18:15 UTC: scaling, waived by Ada: a known leak" in found["reason"]
+
+
+def test_the_versions_of_one_day_are_judged_apart(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a rollback at noon the bad morning is no part of what the afternoon's version is judged by, and the day stays in the log."""
+    watched.serve(BAD)
+    monkeypatch.setenv("LAMPS_NOW", "2026-01-03 12:00")
+    score(watched, 3)
+    bad = look(watched, 5, dry_run=True)
+    fall_back(watched.settings, MODEL, "a test", leaving=BAD)
+    monkeypatch.delenv("LAMPS_NOW")
+    score(watched, 3)
+    good = look(watched, 5)
+
+    assert [(found["version"], found["predictions"], found["outcomes"]) for found in (bad, good)] == [(BAD, 60, 60), (GOOD, 60, 60)]
+    assert [part.version for part in watched.log.parts("2026-01-03")] == [BAD, GOOD]
+    assert (good["ok"], serving(watched)) == (True, GOOD)
+
+
+KILLED = """
+import os, signal, sys
+from infra.settings import load_settings
+from infra.store_folder import FolderStore
+
+needle, after = sys.argv[3].encode(), sys.argv[4] == "after"
+
+def killing(write):
+    # A store that ends its process with SIGKILL just before or just after the write that holds the needle.
+    def written(store, key, body, *more):
+        found = needle in key.encode() + body
+        if found and not after:
+            os.kill(os.getpid(), signal.SIGKILL)
+        done = write(store, key, body, *more)
+        if found:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return done
+    return written
+
+FolderStore.put_new, FolderStore.replace = killing(FolderStore.put_new), killing(FolderStore.replace)
+settings = load_settings(home=sys.argv[1], store=sys.argv[2])
+if sys.argv[5] == "predict":
+    from flows.predict import predict
+    predict(settings, say=print, model="lamps", day=sys.argv[6])
+else:
+    from flows.monitor import monitor
+    monitor(settings, say=print, model="lamps", day=sys.argv[6])
+"""
+
+
+def killed(watched: Watched, needle: str, when: str, command: str, day: str) -> int:
+    """Run a command in a process of its own that dies at a write; how it ended."""
+    settings = watched.settings
+    arguments = [sys.executable, "-W", "ignore", "-c", KILLED, str(settings.home), settings.store, needle, when, command, day]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    return subprocess.run(arguments, env=environment, capture_output=True, timeout=120, check=False).returncode
+
+
+@pytest.mark.slow  # a process of its own, which imports torch twice
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_predict_killed_at_its_record_keeps_each_request_once(watched: Watched, when: str) -> None:
+    """The table is kept, its record is not yet, or is: the same command again leaves every request answered by one row."""
+    watched.serve(NEW)
+    assert killed(watched, "serving/lamps/days/2026-01-03/0001", when, "predict", "2026-01-03") == -9
+    assert len(watched.log.parts("2026-01-03")) == (when == "after")
+    score(watched, 3)
+
+    (part,) = watched.log.parts("2026-01-03")
+    assert (part.rows, part.answered, watched.log.table(part)["row_id"].nunique()) == (120, 120, 120)
+
+
+@pytest.mark.parametrize(
+    ("needle", "when", "serves"),
+    [
+        pytest.param("serving/lamps/verdicts/2026-01-06/0001", "after", BAD, id="verdict, no rollback yet", marks=pytest.mark.slow),
+        pytest.param('"kind":"intent"', "after", BAD, id="intent, pointer not moved", marks=pytest.mark.slow),
+        pytest.param("models/lamps/pointer", "after", GOOD, id="pointer moved, nothing says so"),
+    ],
+)
+def test_monitor_killed_at_its_rollback_ends_with_one(watched: Watched, needle: str, when: str, serves: str) -> None:
+    """The same command again: the good version serves, by one act that is over, the pointer moved once, and nothing is left open."""
+    watched.serve(BAD)
+    score(watched, 3, 4)
+    assert killed(watched, needle, when, "monitor", "2026-01-06") == -9
+    assert serving(watched) == serves
+    found = look(watched, 6)
+    pointer, _ = read_pointer(watched.desk.store, MODEL)
+
+    assert pointer is not None
+    assert (pointer.serving_version, pointer.sequence, found["serving"]["version"]) == (GOOD, 2, GOOD)
+    assert (found["rollback"] is None) == bool(found["finished"]) == (needle != "serving/lamps/verdicts/2026-01-06/0001")
+    (kinds,) = acts(watched.desk, MODEL)
+    assert (kinds[0], kinds[-1], kinds.count("finished")) == ("started", "finished", 1)
+    assert watched.desk.registry.aliases(MODEL)["champion"] == GOOD
 
 
 def test_the_flows_show_what_was_done(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
