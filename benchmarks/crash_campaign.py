@@ -42,8 +42,8 @@ from flows.conduct import PLAIN, conduct
 from flows.finishing import what_is_left
 from flows.people import checked_answer, people_of, record_approval
 from flows.promote import make_true
-from flows.under_way import Release
 from flows.proving import prove
+from flows.under_way import Release
 from infra.attestations import open_reader
 from infra.export import files_sha256, version_uri
 from infra.journal import Journal
