@@ -66,8 +66,8 @@ class PeerResult:
             return [*lines, f"TrainCheck did not run here: {self.missing}", "", PUBLISHED]
         lines += [
             f"Run on {day}. On mutants that one plain training script can show: {self.invariants} invariants inferred from {UPDATES} right "
-            f"updates on two ranks in {self.infer_s:.0f} s; the same training once more broke {self.unstable} of them, left out here. Seconds are "
-            "of the updates alone, plain and traced, and of looking for broken invariants.",
+            f"updates on two ranks in {self.infer_s:.0f} s; the same training once more broke {self.unstable} of them, left out here. "
+            "Seconds are of the updates alone, plain and traced, and of looking for broken invariants.",
             "",
             "| training | TrainCheck | broken invariants | plain s | traced s | checking s |",
             "|---|---|---|---|---|---|",
