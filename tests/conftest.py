@@ -1,6 +1,7 @@
 """What holds for every test: no telemetry, a key of its own, and no warm server left behind."""
 
 import os
+import sys
 import tempfile
 
 # before anything imports prefect, mlflow or great_expectations
@@ -14,6 +15,7 @@ os.environ |= {
 }
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -25,12 +27,15 @@ def _no_warm_server_left() -> Iterator[None]:
     """The first group starts the warm server, the last test ends it."""
     yield
     ranks.shut_down()
+    Path(os.environ["SEATRIAL_DEVICE_LOCK"]).unlink(missing_ok=True)
 
 
 @pytest.fixture(autouse=True)
 def _environment_as_before() -> Iterator[None]:
-    """A command run in this process sets variables for its children; the next test does not see them."""
+    """A command run in this process sets variables for its children, and where MLflow looks; the next test does not see them."""
     before = dict(os.environ)
     yield
+    if "mlflow" in sys.modules:
+        sys.modules["mlflow"].set_tracking_uri(None)  # what was set in the process would win over the next test's environment
     os.environ.clear()
     os.environ.update(before)

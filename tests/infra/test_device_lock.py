@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -154,7 +155,8 @@ def test_a_note_that_says_nothing_stops_nobody(note: str, tmp_path: Path) -> Non
 @pytest.fixture
 def open_to_all(tmp_path: Path) -> Iterator[Path]:
     """A sticky folder that every user can reach, like /tmp; pytest's own are closed again."""
-    parents = [tmp_path.parent, tmp_path.parent.parent]
+    everyones = Path(tempfile.gettempdir())
+    parents = [folder for folder in tmp_path.parents if folder != everyones and folder.is_relative_to(everyones)]
     modes = [folder.stat().st_mode for folder in parents]
     for folder in parents:
         folder.chmod(0o711)
