@@ -40,6 +40,11 @@ def add_operations(commands: Any) -> None:
     waive.add_argument("--reason", required=True)
     waive.add_argument("--days", type=float, required=True, metavar="N", help="for how long it counts")
 
+    _add_serving(commands)
+
+
+def _add_serving(commands: Any) -> None:
+    """What comes after a decision: what serves, how it does, what it costs."""
     rollback = _command(commands, "rollback", "flows.rollback", "roll_back", "put an earlier verified version in service")
     rollback.add_argument("model")
     rollback.add_argument("--to", dest="version", default="", metavar="VERSION", help="default: last known-good, else the baseline")
