@@ -6,9 +6,10 @@ MLflow's aliases have no compare-and-set, so they are a view: the pointer (infra
 
 import contextlib
 import json
+import random
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,8 @@ STATUS_TAG, REASON_TAG = "status", "status_reason"  # of a version: promoted, re
 MIRROR_TAG = "sea_trial.aliases"  # of a model: what `mirror` last set, so that an alias that lags is told from one moved by hand
 
 _SETTLE_TRIES = 5  # each lost one means that somebody else moved an alias between our writing and our reading
+_WRITE_TRIES = 5  # of one tag or alias: two that write the same one at once make MLflow's database refuse the second
+_RACED = ("BAD_REQUEST", "TEMPORARILY_UNAVAILABLE")  # MLflow's words for a constraint that was broken and for a database that was locked
 _DESCRIPTION_LIMIT = 5000  # characters; the column's width in MLflow's own schema, enforced by PostgreSQL
 
 
@@ -110,7 +113,7 @@ class Registry:
             if plots.is_dir():
                 self._client.log_artifacts(run_id, str(plots), "plots")
             for name, value in tags.items():
-                self._client.set_tag(run_id, name, value)
+                _written(self._client.set_tag, run_id, name, value)
         self.log(run_id, metrics=metrics)
 
     def finish_run(self, run_id: str, *, ok: bool) -> None:
@@ -129,7 +132,7 @@ class Registry:
         with _explained(f"describe {model} version {version}"):
             self._client.update_model_version(model, version, description=_fitting(description))
             for name, value in tags.items():
-                self._client.set_model_version_tag(model, version, name, str(value))
+                _written(self._client.set_model_version_tag, model, version, name, str(value))
 
     def describe_baseline(self, model: str, version: str, question: str) -> None:
         """Say on the model's page what it predicts, and on the baseline version's what it is for."""
@@ -161,14 +164,14 @@ class Registry:
         Raises: StoreError when there is no such model; ConflictError when somebody else keeps moving them.
         """
         wanted, changed = pointer_aliases(pointer), set[str]()
-        for left in reversed(range(_SETTLE_TRIES)):
+        for _ in range(_SETTLE_TRIES):
             with _explained(f"set the aliases of {pointer.model}"):
                 found = self._client.get_registered_model(pointer.model)
                 present = {alias: str(version) for alias, version in found.aliases.items() if alias in ALIASES}
                 wrong = [alias for alias in ALIASES if wanted.get(alias) != present.get(alias)]
                 self._note(found, Mirrored(sequence=pointer.sequence, after=wanted, before=present if wrong else {}))
                 for alias in wrong:
-                    if not self._point(pointer.model, alias, wanted.get(alias, ""), patient=left > 0):
+                    if not self._point(pointer.model, alias, wanted.get(alias, "")):
                         del wanted[alias]
             if not wrong:
                 return tuple(alias for alias in ALIASES if alias in changed)
@@ -225,7 +228,7 @@ class Registry:
         """Set tags of a version; its description stays."""
         with _explained(f"tag {model} version {version}"):
             for name, value in tags.items():
-                self._client.set_model_version_tag(model, version, name, str(value))
+                _written(self._client.set_model_version_tag, model, version, name, str(value))
 
     def files(self, model: str, version: str) -> str:
         """sha256 of a version's files as they lie there now; "" when they are gone. Raises StoreError when they cannot be read."""
@@ -246,25 +249,21 @@ class Registry:
         """Write down what is being mirrored before the first alias is set, and that it is done after all were read back."""
         if _mirrored(found) != mirrored:
             body = {"sequence": mirrored.sequence, "after": dict(mirrored.after), "before": dict(mirrored.before)}
-            self._client.set_registered_model_tag(found.name, MIRROR_TAG, json.dumps(body, sort_keys=True))
+            _written(self._client.set_registered_model_tag, found.name, MIRROR_TAG, json.dumps(body, sort_keys=True))
 
-    def _point(self, model: str, alias: str, version: str, *, patient: bool) -> bool:
-        """Set an alias, or remove it for ""; False when the version is not registered any more.
-
-        Args: patient: what else MLflow says is left to the next look: two that set one alias at once make its database complain.
-        """
+    def _point(self, model: str, alias: str, version: str) -> bool:
+        """Set an alias, or remove it for ""; False when the version is not registered any more."""
         from mlflow.exceptions import MlflowException
 
         try:
             if version:
-                self._client.set_registered_model_alias(model, alias, version)
+                _written(self._client.set_registered_model_alias, model, alias, version)
             else:
-                self._client.delete_registered_model_alias(model, alias)
+                _written(self._client.delete_registered_model_alias, model, alias)
         except MlflowException as error:
-            if version and _is_absent(error):
-                return False
-            if not patient:
+            if not (version and _is_absent(error)):
                 raise
+            return False
         return True
 
     def _ensure_experiment(self, name: str, artifacts: str) -> str:
@@ -308,6 +307,23 @@ def mirror_current(registry: Registry, store: ObjectStore, model: str) -> tuple[
         f"the pointer of {model} moved {_SETTLE_TRIES} times while its aliases were set, so they may lag behind it. What serves is the "
         "pointer. Run `seatrial reconcile` when the releases that move it have ended."
     )
+
+
+def _written(write: Callable[..., object], *values: str) -> None:
+    """Set a tag or an alias, again when another process was setting the same one: MLflow looks and then inserts, without a lock.
+
+    Raises: MlflowException, the last one, when it is refused every time or for another reason.
+    """
+    from mlflow.exceptions import MlflowException
+
+    for left in reversed(range(_WRITE_TRIES)):
+        try:
+            write(*values)
+            return
+        except MlflowException as error:
+            if not left or str(error.error_code) not in _RACED:
+                raise
+            time.sleep(random.uniform(0.0, 0.05))
 
 
 def _mirrored(found: "RegisteredModel | None") -> Mirrored:

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import ErrorCode
 
 from infra.export import FILES_TAG, files_sha256
 from infra.pointer import Pointer, move_pointer, pointer_key, read_pointer
@@ -162,6 +164,43 @@ def test_eight_at_once_end_where_the_pointer_is(registry_settings: Settings, mod
     assert failed == []
     assert Registry(registry_settings).aliases(model) == {"champion": "3", "last-known-good": "2", "baseline": "1"}
     assert store.exists(pointer_key(model))
+
+
+@pytest.mark.parametrize("code", ["BAD_REQUEST", "TEMPORARILY_UNAVAILABLE"])
+@pytest.mark.parametrize("write", ["set_registered_model_tag", "set_registered_model_alias"])
+def test_a_write_that_lost_a_race_is_repeated(
+    registry: Registry, model: str, monkeypatch: pytest.MonkeyPatch, write: str, code: str
+) -> None:
+    """Another process inserted the same tag between MLflow's look and its insert, or held the database's lock."""
+    plain, refusals = getattr(registry._client, write), iter(range(2))
+
+    def raced(*given: Any) -> None:
+        if next(refusals, None) is not None:
+            raise MlflowException("UNIQUE constraint failed", error_code=ErrorCode.Value(code))
+        plain(*given)
+
+    monkeypatch.setattr(registry._client, write, raced)
+    registry.mirror(pointer(model))
+
+    assert registry.aliases(model) == {"champion": "3", "last-known-good": "2", "baseline": "1"}
+    assert registry.mirrored(model).after["champion"] == "3"
+
+
+@pytest.mark.parametrize(("code", "tries"), [("BAD_REQUEST", 5), ("INVALID_PARAMETER_VALUE", 1)])
+def test_a_write_that_is_always_refused_is_an_error(
+    registry: Registry, model: str, monkeypatch: pytest.MonkeyPatch, code: str, tries: int
+) -> None:
+    """What no other process can have caused is not repeated at all."""
+    tried = []
+
+    def refused(*given: Any) -> None:
+        tried.append(given)
+        raise MlflowException("never", error_code=ErrorCode.Value(code))
+
+    monkeypatch.setattr(registry._client, "set_registered_model_tag", refused)
+    with pytest.raises(StoreError, match="every step may be repeated"):
+        registry.mirror(pointer(model))
+    assert len(tried) == tries
 
 
 def test_a_version_is_found_again_by_its_tags(registry: Registry, model: str, registry_settings: Settings) -> None:
