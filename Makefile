@@ -16,6 +16,7 @@ help: ## show the targets
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m compileall -q flows trainer validation infra  # every command is a process of its own
 	@touch .venv/installed
 
 release: .venv/installed ## set up, then release the flights recipe on embedded defaults

@@ -1,6 +1,7 @@
 """The models of a release: the candidate is trained and registered, the baseline is there from the first release on."""
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,9 @@ def registered_once(release: Release, artifact: str, of: str, weights: Path | No
 
     def act(plan: Mapping[str, Any]) -> Mapping[str, Any]:
         tags = {"artifact": artifact, "of": of}
+        run_id = plan["run_id"] if release.registry.has_run(plan["run_id"]) else release.run_id  # somebody deleted it meanwhile
         found = release.registry.find_version(release.plan.model, run_id=plan["run_id"], tags=tags)
-        made = found or release.hands.register(release.plan, plan["run_id"], artifact, tags, weights)
+        made = found or release.hands.register(release.plan, run_id, artifact, tags, weights)
         if admission(release.store, release.plan.model, made.version):
             raise EvidenceError(
                 f"the registry gave {release.plan.model} the number {made.version}, but a version {made.version} was let through before: "
@@ -140,8 +142,9 @@ def find_candidate(journal: Journal, digests: dict[str, str]) -> tuple[Candidate
 
 def check_fallbacks(plan: ReleasePlan, pointer: Pointer, own_version: str) -> tuple[FallbackCheck, ...]:
     """Load what would serve if the candidate may not, and ask it for a prediction: what serves now first, the baseline last."""
-    wanted = [("last_known_good", version) for version in _good_versions(pointer, own_version)]
-    return tuple(_checked(plan, kind, version) for kind, version in [*wanted, ("baseline", pointer.baseline)])
+    wanted = [("last_known_good", version) for version in _good_versions(pointer, own_version)] + [("baseline", pointer.baseline)]
+    with ThreadPoolExecutor(len(wanted)) as pool:  # each in a process of its own: one that crashes takes no other along
+        return tuple(pool.map(lambda fallback: _checked(plan, *fallback), wanted))
 
 
 def _checked(plan: ReleasePlan, kind: str, version: str) -> FallbackCheck:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flows.cli_operations import add_operations
+from flows.leaving import leave
 from validation.errors import ConfigError, InputError, ReleaseError
 
 STOPPED = "seatrial: stopped by hand; every rank was ended. What was journalled stays; `seatrial show` says how far it came."
@@ -36,6 +37,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(STOPPED, file=sys.stderr)  # noqa: T201
         return EXIT_FAULT
+
+
+def command() -> None:
+    """`main` as a process of its own."""
+    leave(main())
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -148,10 +154,13 @@ def _release(arguments: argparse.Namespace) -> int:
         drill=arguments.drill,
     )
     open_store(settings)  # refuse an unusable store before a second of work
-    prepare(request, settings)
+    prepared = prepare(request, settings)
     from flows.embedded_server import wait_until_ready
     from flows.release import release
+    from infra.registry import Registry
 
+    Registry(settings)  # and a registry that does not answer
+    prepared()
     wait_until_ready()
     signal.signal(signal.SIGINT, _stopped_by_hand)
     state: Any = release(request.recipe, request.policy_text, list(request.world_sizes), request.drill, return_state=True)
@@ -181,16 +190,20 @@ def _gate(arguments: argparse.Namespace) -> int:
 
     settings = make_ready(with_server=True)
     from flows.ownership import own, release_owner
-    from flows.plan import request_of
+    from flows.plan import prepare, request_of
     from infra.journal import Journal
     from infra.store import open_store
 
     store = open_store(settings)
-    request_of(Journal(store, arguments.release), arguments.name)  # refuse a typing error before a server starts
+    request = request_of(Journal(store, arguments.release), arguments.name)  # refuse a typing error before a server starts
     release_owner(store, own(store, arguments.release))  # and a release that another process works on
+    prepared = prepare(request, settings)
     from flows.embedded_server import wait_until_ready
     from flows.release import rerun_gate
+    from infra.registry import Registry
 
+    Registry(settings)
+    prepared()
     wait_until_ready()
     signal.signal(signal.SIGINT, _stopped_by_hand)
     return _decided(rerun_gate(arguments.name, arguments.release, return_state=True), as_json=arguments.json)
@@ -382,4 +395,4 @@ def _numbers(text: str, option: str) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    command()

@@ -22,9 +22,10 @@ def show_gate(line: GateLine) -> None:
     _show(lambda: create_markdown_artifact(key=key, markdown=gate_artifact_markdown(line), description=gist))
 
 
-def show_release(report: ReleaseReport) -> None:
-    """The decision, on the flow run's own page."""
-    _show(lambda: create_markdown_artifact(key="release", markdown=release_summary_markdown(report), description=headline(report)))
+def show_release(report: ReleaseReport, *, registry_page: str = "") -> None:
+    """The decision, on the flow run's own page. Args: registry_page, the address of the candidate's; "" when it has none."""
+    text = release_summary_markdown(report, registry_page)
+    _show(lambda: create_markdown_artifact(key="release", markdown=text, description=headline(report)))
 
 
 def _show(make: Callable[[], Any]) -> None:

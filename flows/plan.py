@@ -1,8 +1,10 @@
 """A release as a value: what was asked, checked before anything is written."""
 
 import tempfile
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -69,17 +71,39 @@ class ReleasePlan:
         return {split: self.folder / "frames" / f"{split}.parquet" for split in ("train", "judge")}
 
 
-_prepared: dict[ReleaseRequest, ReleasePlan] = {}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Study:
+    """What was found out about a recipe; its frames lie in a temporary folder."""
+
+    facts: RecipeFacts
+    frames: "tempfile.TemporaryDirectory[str]"
+    machine: Machine
+    sources: Sources
+    seconds: float
 
 
-def prepare(request: ReleaseRequest, settings: Settings) -> ReleasePlan:
-    """Check a request before any server is started; `take_plan` of the same request then takes this plan."""
-    return _prepared.setdefault(request, make_plan(request, settings))
+_studied: dict[ReleaseRequest, _Study] = {}
 
 
-def take_plan(request: ReleaseRequest, settings: Settings) -> ReleasePlan:
-    """The plan that was prepared for this request, or a new one."""
-    return _prepared.pop(request, None) or make_plan(request, settings)
+def prepare(request: ReleaseRequest, settings: Settings) -> Callable[[], None]:
+    """Begin to check a request, behind a server that starts and imports; `make_plan` of the same request then uses what was found.
+
+    Returns: waits for the end of it. Raises InputError, now or then.
+    """
+    _, world_sizes = _checked(request, settings, None)
+    found: Future[_Study] = Future()
+
+    def study() -> None:
+        try:
+            found.set_result(_study(request, settings, world_sizes))
+        except BaseException as error:
+            found.set_exception(error)
+
+    def wait() -> None:
+        _studied[request] = found.result()
+
+    threading.Thread(target=study, daemon=True, name="prepare").start()
+    return wait
 
 
 def make_plan(request: ReleaseRequest, settings: Settings, *, release_id: str = "", gates: Sequence[str] | None = None) -> ReleasePlan:
@@ -87,6 +111,23 @@ def make_plan(request: ReleaseRequest, settings: Settings, *, release_id: str = 
 
     Args: gates, those that will be held (None: those that the policy requires).
     """
+    policy, world_sizes = _checked(request, settings, gates)
+    found = _studied.pop(request, None) or _study(request, settings, world_sizes)
+    with found.frames as frames:
+        release_id = release_id or new_release_id(found.facts.name, datetime.now(UTC), uuid4().hex[:4])
+        folder = _scratch(settings) / release_id
+        target = folder / "frames"
+        target.mkdir(parents=True, exist_ok=True)
+        for split in ("train", "judge"):
+            (Path(frames) / f"{split}.parquet").replace(target / f"{split}.parquet")
+    return ReleasePlan(
+        release_id=release_id, request=request, facts=found.facts, policy=policy, world_sizes=world_sizes, folder=folder,
+        machine=found.machine, digests=_digests(found, policy, world_sizes, request), sources=found.sources, prepared_s=found.seconds,
+    )  # fmt: skip
+
+
+def _checked(request: ReleaseRequest, settings: Settings, gates: Sequence[str] | None) -> tuple[Policy, tuple[int, ...]]:
+    """The policy and the world sizes of a request that can be held."""
     check_allowed(request.recipe, settings)
     policy = parse_policy(request.policy_text or None, name="the policy file")
     if request.drill and request.drill not in DRILLS:
@@ -97,25 +138,26 @@ def make_plan(request: ReleaseRequest, settings: Settings, *, release_id: str = 
             f"world sizes {', '.join(map(str, world_sizes))} cannot be judged: efficiency compares a larger world size with world size 1. "
             "Nothing was started. Give 1 and at least one more, e.g. 1,2."
         )
-    scratch = Path(settings.home) / "runs"
-    scratch.mkdir(parents=True, exist_ok=True)
+    return policy, world_sizes
+
+
+def _study(request: ReleaseRequest, settings: Settings, world_sizes: tuple[int, ...]) -> _Study:
+    """Describe the recipe, preparing its data, and digest all code that evidence will depend on."""
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(dir=scratch, prefix="planning-") as frames:
-        facts: RecipeFacts = ranks.call("trainer.describe:describe", request.recipe, frames, deadline_s=DESCRIBE_DEADLINE_S)
+    frames = tempfile.TemporaryDirectory(dir=_scratch(settings), prefix="planning-")
+    with ThreadPoolExecutor(1) as pool:
+        sources = pool.submit(all_sources, request.recipe)
+        facts: RecipeFacts = ranks.call("trainer.describe:describe", request.recipe, frames.name, deadline_s=DESCRIBE_DEADLINE_S)
         for world_size in world_sizes:
             check_world_size(world_size, facts.training.lanes)
-        release_id = release_id or new_release_id(facts.name, datetime.now(UTC), uuid4().hex[:4])
-        folder = scratch / release_id
-        target = folder / "frames"
-        target.mkdir(parents=True, exist_ok=True)
-        for split in ("train", "judge"):
-            (Path(frames) / f"{split}.parquet").replace(target / f"{split}.parquet")
-    prepared_s = time.monotonic() - began
-    here, sources = machine(), all_sources(request.recipe)
-    return ReleasePlan(
-        release_id=release_id, request=request, facts=facts, policy=policy, world_sizes=world_sizes, folder=folder, machine=here,
-        digests=_digests(facts, policy, world_sizes, request, here, sources), sources=sources, prepared_s=prepared_s,
-    )  # fmt: skip
+        seconds = time.monotonic() - began
+        return _Study(facts=facts, frames=frames, machine=machine(), sources=sources.result(), seconds=seconds)
+
+
+def _scratch(settings: Settings) -> Path:
+    folder = Path(settings.home) / "runs"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def request_of(journal: Journal, gate: str = "") -> ReleaseRequest:
@@ -129,14 +171,13 @@ def request_of(journal: Journal, gate: str = "") -> ReleaseRequest:
     return ReleaseRequest(**{**given, "world_sizes": tuple(given["world_sizes"])})
 
 
-def _digests(
-    facts: RecipeFacts, policy: Policy, world_sizes: tuple[int, ...], request: ReleaseRequest, here: Machine, sources: Sources
-) -> dict[str, str]:
+def _digests(found: _Study, policy: Policy, world_sizes: tuple[int, ...], request: ReleaseRequest) -> dict[str, str]:
+    facts = found.facts
     config: dict[str, Any] = {"training": facts.training, "world_sizes": world_sizes, "drill": request.drill, "recipe": facts.path}
     return {
-        "code": digest(sources),
+        "code": digest(found.sources),
         "data": facts.data_sha256,
         "config": digest(config),
         "policy": digest(policy.model_dump(mode="json")),
-        "machine": digest(here),
+        "machine": digest(found.machine),
     }

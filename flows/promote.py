@@ -108,25 +108,33 @@ def _published(desk: Desk, decided: Decided, of: str, report: ReleaseReport, pag
 
 
 def _publish(desk: Desk, candidate: Mapping[str, str], report: ReleaseReport, page: Path) -> Mapping[str, Any]:
-    registry, run_id = desk.registry, candidate["run_id"]
+    """What was deleted in the registry meanwhile gets no page: the report and the evidence do not rest on it."""
+    registry, run_id, version = desk.registry, candidate["run_id"], candidate["version"]
     description = registry_description(report, run_id, registry.experiment_id)
-    digests = {"sha256.weights": candidate["weights"], "sha256.state": candidate["state"]}
-    digests |= {f"sha256.{name}": value for name, value in report.digests.items()}
-    registry.publish(
-        run_id,
-        page=page,
-        plots=page.parent / "plots",
-        evidence={line.verdict.gate: get_blob(desk.store, line.evidence_sha256) for line in report.gates},
-        metrics={f"{line.verdict.gate}.seconds": line.seconds for line in report.gates},
-        tags={"mlflow.note.content": description, **digests},
-    )
+    if has_run := registry.has_run(run_id):
+        digests = {"sha256.weights": candidate["weights"], "sha256.state": candidate["state"]}
+        digests |= {f"sha256.{name}": value for name, value in report.digests.items()}
+        registry.publish(
+            run_id,
+            page=page,
+            plots=page.parent / "plots",
+            evidence={line.verdict.gate: get_blob(desk.store, line.evidence_sha256) for line in report.gates},
+            metrics={f"{line.verdict.gate}.seconds": line.seconds for line in report.gates},
+            tags={"mlflow.note.content": description, **digests},
+        )
+        registry.finish_run(run_id, ok=report.decision == "promoted")
+    else:
+        desk.say(f"run {run_id} was deleted in the registry, so the report is kept in {page} and in the store alone")
+    found = {page.version: page.status for page in registry.pages(desk.model)}
+    if version not in found:
+        desk.say(f"version {version} was deleted in the registry, so nothing is said on its page")
+        return {"version": version, "status": "deleted", "run": has_run}
     status = {"status": "promoted" if report.decision == "promoted" else "refused", "release_id": report.release_id}
-    if {page.version: page.status for page in registry.pages(desk.model)}.get(candidate["version"]) == "rolled_back":
+    if found[version] == "rolled_back":
         del status["status"]  # it served, its release died before the pages, and it was taken out of service since: that stays said
     gates = {f"gate.{line.verdict.gate}": str(line.verdict.outcome) for line in report.gates}
-    registry.describe(desk.model, candidate["version"], description=description, tags=status | gates)
-    registry.finish_run(run_id, ok=report.decision == "promoted")
-    return {"version": candidate["version"], "status": status.get("status", "rolled_back")}
+    registry.describe(desk.model, version, description=description, tags=status | gates)
+    return {"version": version, "status": status.get("status", "rolled_back"), "run": has_run}
 
 
 def _mirrored(desk: Desk) -> Mapping[str, Any]:

@@ -22,7 +22,7 @@ from flows.hands import REAL
 from flows.orphans import end_orphans
 from flows.ownership import Owner, check_owner, flow_run_release, owning, remember_flow_run
 from flows.pages import show_gate, show_release
-from flows.plan import ReleasePlan, ReleaseRequest, make_plan, request_of, take_plan
+from flows.plan import ReleasePlan, ReleaseRequest, make_plan, prepare, request_of
 from flows.probes import Bench
 from flows.progress import ProgressBar
 from flows.promote import make_true
@@ -33,6 +33,7 @@ from infra.journal import Journal
 from infra.markdown import safe
 from infra.pointer import Pointer
 from infra.registry import Registry
+from infra.report import ReleaseReport
 from infra.settings import Settings
 from infra.store import ObjectStore, open_store
 from validation.errors import RankError, RecipeError, ReleaseError
@@ -55,7 +56,7 @@ def release(recipe: str = "flights", policy: str = "", world_sizes: list[int] | 
     if earlier and Journal(store, earlier).records():
         return _go_on(settings, store, earlier, keep=_keep_of(Journal(store, earlier)))
     request = ReleaseRequest(recipe=recipe, policy_text=policy, world_sizes=tuple(world_sizes or ()), drill=drill)
-    plan = make_plan(request, settings, release_id=earlier) if earlier else take_plan(request, settings)
+    plan = make_plan(request, settings, release_id=earlier)
     remember_flow_run(store, flow_run_id(), plan.release_id)
     journal = Journal(store, plan.release_id)
     with slots_held(plan.model), owning(store, plan.release_id, flow_run_id=flow_run_id()) as owner:
@@ -69,7 +70,7 @@ def release(recipe: str = "flights", policy: str = "", world_sizes: list[int] | 
         }
         journal.append("started", started, time_utc=utc_now())
         made = _under_way(settings, store, registry, plan, journal, owner)
-        return _finished(*conduct(made, steps_of_flow(), fresh=frozenset(GATES), keep="none"))
+        return _finished(made, *conduct(made, steps_of_flow(), fresh=frozenset(GATES), keep="none"))
 
 
 @flow(name="rerun-gate", flow_run_name="rerun {gate} of {release_id}", persist_result=False)
@@ -90,6 +91,10 @@ def finish_release(release_id: str) -> Any:
 
 def go_on(release_id: str) -> dict[str, Any]:
     """Run the flow `finish` of a release in this process; returns its document. Raises what stopped it."""
+    settings = make_ready()
+    prepared = prepare(request_of(Journal(open_store(settings), release_id)), settings)
+    Registry(settings)
+    prepared()
     wait_until_ready()
     state = cast(State[Any], finish_release(release_id, return_state=True))  # not awaitable: no loop runs here
     document = state.result(raise_on_failure=False)
@@ -107,7 +112,7 @@ def _go_on(settings: Settings, store: ObjectStore, release_id: str, *, gate: str
         _end_what_was_begun(settings, store, registry, journal, owner)
         plan = make_plan(request, settings, release_id=release_id)
         made = _under_way(settings, store, registry, plan, journal, owner)
-        return _finished(*conduct(made, steps_of_flow(), fresh=frozenset({gate} if gate else ()), keep=keep))
+        return _finished(made, *conduct(made, steps_of_flow(), fresh=frozenset({gate} if gate else ()), keep=keep))
 
 
 def _end_what_was_begun(settings: Settings, store: ObjectStore, registry: Registry, journal: Journal, owner: Owner) -> None:
@@ -214,9 +219,9 @@ def candidate_task(release: Release, run_id: str, pointer: Pointer) -> Candidate
     return found
 
 
-def _finished(document: dict[str, Any], report: Any) -> State[Any]:
+def _finished(release: Release, document: dict[str, Any], report: ReleaseReport) -> State[Any]:
     """The flow run's end: red unless promoted, so that a refused release is seen in a list of runs."""
-    show_release(report)
+    show_release(report, registry_page=release.registry.page(release.plan.model, report.candidate_version))
     if document["decision"] == "promoted":
         return Completed(name="Promoted", message=document["reason"], data=document)
     return Failed(name=document["decision"].replace("_", " ").capitalize(), message=_refusal(document), data=document)

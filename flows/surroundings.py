@@ -10,7 +10,10 @@ from trainer import ranks
 from validation.errors import ConfigError
 
 # what calls of a release and looks into its incidents need, but not its ranks
-WHEN_IDLE = ("infra.dumps", "mlflow.pytorch", "mlflow.pyfunc", "sklearn.linear_model", "torch.export")
+WHEN_IDLE = (
+    "infra.dumps", "mlflow.pytorch", "mlflow.pyfunc", "sklearn.linear_model", "torch.export", "torch.export.pt2_archive._package",
+    "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.model_registry.sqlalchemy_store", "torch._inductor.codecache",
+)  # fmt: skip
 
 
 def make_ready(*, with_server: bool = False) -> Settings:

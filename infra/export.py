@@ -271,7 +271,8 @@ def _loaded(folder: Path) -> "PyFuncModel":
     from mlflow import pyfunc
 
     with _pickle_refused():
-        model: PyFuncModel = pyfunc.load_model(str(folder))
+        # else MLflow looks through every installed package, for a second, and warns of versions; here the answer itself is the proof
+        model: PyFuncModel = pyfunc.load_model(str(folder), suppress_warnings=True)
     return model
 
 

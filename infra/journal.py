@@ -85,7 +85,7 @@ class Journal:
         """Every record in order. Raises EvidenceError when one is missing, altered or not bound to the one before."""
         # copies are listed first: one that appears while we read has its number on the list that is read after it
         names = self._store.list(f"{self._root}/journal/")
-        numbers = self._store.list(f"{self._root}/numbers/")
+        numbers = sorted(self._store.list(f"{self._root}/numbers/"), key=lambda key: (len(key), key))  # 10000 comes after 9999
         entries: list[Entry] = []
         for at, key in enumerate(numbers, start=1):
             if key != self._number(at):

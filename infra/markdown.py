@@ -101,8 +101,11 @@ def gate_artifact_markdown(line: GateLine) -> str:
     )
 
 
-def release_summary_markdown(report: ReleaseReport) -> str:
-    """A whole release for a workflow artifact: decision, next step, verdicts, cost, and the first plot of each gate that did not pass."""
+def release_summary_markdown(report: ReleaseReport, registry_page: str = "") -> str:
+    """A whole release for a workflow artifact: decision, next step, verdicts, cost, and the first plot of each gate that did not pass.
+
+    Args: registry_page, the address of the candidate's page; "" when no server shows one.
+    """
     plots = [line.verdict.plots[0] for line in by_urgency(report) if not is_passed(line) and line.verdict.plots]
     cost = [[line.name, number(line.amount), line.unit, line.note] for line in report.cost]
     return paragraphs(
@@ -110,6 +113,7 @@ def release_summary_markdown(report: ReleaseReport) -> str:
         safe(serving_sentence(report)),
         f"**Why:** {safe(because)}" if (because := other_reason(report)) else "",
         f"**Do next:** {safe(next_step(report))}",
+        f"[Version {safe(report.candidate_version)} in the registry]({registry_page})" if registry_page else "",
         _people(report),
         _verdicts(report),
         *(f"![{safe(plot.title)}]({data_uri(plot_png(plot))})" for plot in plots),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlsplit, urlunsplit
 
 from infra.export import FILES_TAG as FILES_TAG
 from infra.export import Prediction as Prediction
@@ -209,6 +210,14 @@ class Registry:
             for item in found
         )  # fmt: skip
 
+    def page(self, model: str, version: str) -> str:
+        """The address of a version's page, without user and password; "" when there is no server that shows one, or no version."""
+        address = urlsplit(self.tracking_uri)
+        if address.scheme not in ("http", "https") or not version:
+            return ""
+        place = urlunsplit((address.scheme, address.netloc.rpartition("@")[2], address.path.rstrip("/"), "", ""))
+        return f"{place}/#/models/{quote(model, safe='')}/versions/{quote(version, safe='')}"
+
     def find_version(self, model: str, *, run_id: str, tags: Mapping[str, str]) -> RegisteredVersion | None:
         """The version that a run registered with these tags (infra/export.py: log_model), or None.
 
@@ -234,6 +243,18 @@ class Registry:
         """sha256 of a version's files as they lie there now; "" when they are gone. Raises StoreError when they cannot be read."""
         with _explained(f"read the files of {model} version {version}"):
             return files_sha256(version_uri(model, version), tracking_uri=self.tracking_uri)
+
+    def has_run(self, run_id: str) -> bool:
+        """False when somebody deleted the run, for good or not: nothing can be written to it."""
+        from mlflow.exceptions import MlflowException
+
+        with _explained(f"read run {run_id}"):
+            try:
+                return str(self._client.get_run(run_id).info.lifecycle_stage) == "active"
+            except MlflowException as error:
+                if not _is_absent(error):
+                    raise
+                return False
 
     def run_tags(self, run_id: str) -> dict[str, str]:
         """A run's tags: "release_id", whose run it is; "mlflow.note.content", what `publish` also put on the version's page."""

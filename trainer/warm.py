@@ -22,11 +22,13 @@ from trainer.children import adopt_orphans, die_with_parent, kill_children
 from trainer.leader import lead
 from trainer.wires import is_readable
 
-# torch._dynamo: the first optimizer pulls in 829 modules through it; pyarrow.parquet: pandas imports it at the first table
+# pyarrow.parquet: pandas imports it at the first table
 PRELOAD = (
-    "torch", "torch.distributed", "torch.distributed.checkpoint", "torch.utils.serialization.config", "torch._dynamo",
-    "torch.profiler._cupti_monitor", "safetensors.torch", "numpy.ctypeslib", "pandas", "pyarrow.parquet", "pyarrow.pandas_compat",
+    "torch", "torch.distributed", "torch.distributed.checkpoint", "torch.utils.serialization.config", "safetensors.torch",
+    "numpy.ctypeslib", "pandas", "pyarrow.parquet", "pyarrow.pandas_compat",
 )  # fmt: skip
+# As soon as nobody has to wait for it: the first optimizer pulls in 829 modules through torch._dynamo, a second's work.
+PRELOAD_NEXT = ("torch._dynamo", "torch.profiler._cupti_monitor")
 LEADERS_END_S = 2.0
 IDLE_MS = 200  # nobody asked for anything for so long: time for the imports that can wait
 
@@ -43,7 +45,7 @@ def serve(control_fd: int, parent: int, when_idle: Sequence[str] = ()) -> NoRetu
         adopt_orphans()
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)  # inherited: a rank tells in its log where it is
         signal.signal(signal.SIGTERM, _leave)
-        _fork_on_request(socket.socket(fileno=control_fd), leaders, list(when_idle))
+        _fork_on_request(socket.socket(fileno=control_fd), leaders, list(PRELOAD_NEXT), list(when_idle))
     finally:
         _end_leaders(leaders)
         os._exit(0)
@@ -71,13 +73,14 @@ def _leave(*_: object) -> NoReturn:
     raise SystemExit(0)
 
 
-def _fork_on_request(control: socket.socket, leaders: dict[int, int], when_idle: list[str]) -> None:
+def _fork_on_request(control: socket.socket, leaders: dict[int, int], soon: list[str], when_idle: list[str]) -> None:
+    """Args: soon, modules to import between two requests, whoever is at work; when_idle, those that wait until nobody is."""
     poller = select.poll()
     poller.register(control, select.POLLIN)
     while True:
-        heard = poller.poll(IDLE_MS if when_idle and not leaders else None)
+        heard = poller.poll(0 if soon else IDLE_MS if when_idle and not leaders else None)
         if not heard:
-            _import(when_idle.pop(0))
+            _import((soon or when_idle).pop(0))
             gc.freeze()
         for fd, _ in sorted(heard, key=lambda found: found[0] not in leaders):  # what a dead leader left ends before the next one starts
             if fd in leaders:

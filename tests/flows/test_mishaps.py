@@ -70,6 +70,15 @@ def spoil(release: Release) -> None:
     (release.plan.home / "rehearsed" / release.plan.release_id / "candidate" / "weights").write_bytes(b"other")
 
 
+def delete_run(settings: Settings, run_id: str, *, for_good: bool) -> None:
+    """As a person does in the registry; for good as `mlflow gc` does."""
+    MlflowClient(tracking_uri=settings.mlflow_tracking_uri).delete_run(run_id)
+    if for_good:
+        from mlflow.tracking._tracking_service.utils import _get_store
+
+        _get_store(settings.mlflow_tracking_uri)._hard_delete_run(run_id)
+
+
 def test_a_promotion_that_was_replaced_before_it_was_finished_stays_one(
     settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,6 +119,49 @@ def test_a_decision_that_cannot_be_carried_out_can_be_given_up(
     document = abandon(settings, say=lambda _: None, release_id=release.plan.release_id, reason="its files are gone")
 
     assert (document["decision"], serving(store)) == ("abandoned", before)
+
+
+@pytest.mark.parametrize("how", ["set aside", "for good"])
+def test_a_run_that_was_deleted_does_not_keep_its_release_from_ending(
+    settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Its pages have nowhere to go; the decision holds, and the version's own page says so."""
+    release = dead(settings, Part(weights=b"second"), monkeypatch, before=("intent", "publish"))
+    assert release.candidate is not None
+    delete_run(settings, release.run_id, for_good=how == "for good")
+    said: list[str] = []
+    document = finish(settings, say=said.append, release_id=release.plan.release_id)
+
+    assert (document["decision"], serving(store).serving_version) == ("promoted", release.candidate.version)
+    assert status(settings, release.candidate.version) == "promoted"
+    assert [line for line in said if "was deleted in the registry" in line]
+
+
+def test_a_run_that_was_deleted_before_the_candidate_was_registered_is_made_anew(
+    settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The intent names a run that nothing can be written to any more."""
+    part = Part(weights=b"second")
+    release = dead(settings, part, monkeypatch, before=("done", "register_candidate"))
+    MlflowClient().delete_model_version(MODEL, release.registry.versions(MODEL)[-1].version)
+    delete_run(settings, release.run_id, for_good=True)
+    taken_over = again(settings, release, part)
+    conduct(taken_over, PLAIN, fresh=frozenset(), keep="good")
+
+    assert taken_over.run_id != release.run_id
+    assert serving(store).serving_version == release.registry.versions(MODEL)[-1].version
+    assert serving(store).serving_kind == "candidate"
+
+
+def test_a_refused_version_that_was_deleted_does_not_keep_its_release_from_ending(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no page left to say it on."""
+    release = dead(settings, SHORT, monkeypatch, before=("intent", "publish"))
+    assert release.candidate is not None
+    MlflowClient().delete_model_version(MODEL, release.candidate.version)
+
+    assert finished(settings, release)["decision"] != "promoted"
 
 
 def test_a_decision_that_took_effect_is_not_given_up(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,6 +47,15 @@ def test_the_latest_of_a_kind(tmp_path: Path) -> None:
     assert (found.sequence, journal.latest("promoted")) == (3, None)
 
 
+def test_record_10000_comes_after_9999() -> None:
+    """Names of four digits and of five do not sort as their numbers do."""
+    journal = Journal(store := MemoryStore(), RELEASE)
+    for number in range(1, 10_003):
+        journal.append("gate", {"n": number}, time_utc=NOW)
+
+    assert [entry.payload["n"] for entry in Journal(store, RELEASE).records()] == list(range(1, 10_003))
+
+
 @pytest.mark.parametrize("store", KINDS, indirect=True)
 def test_writers_at_once_lose_no_record(store: ObjectStore) -> None:
     """Threads that append to one journal at the same time all get a number of their own, and the chain holds."""

@@ -216,6 +216,22 @@ def test_a_version_is_found_again_by_its_tags(registry: Registry, model: str, re
     assert registry.find_version(model, run_id="elsewhere", tags={"intent": "i"}) is None
 
 
+@pytest.mark.parametrize(
+    ("address", "page"),
+    [
+        ("https://crew:hunter2@mlflow.example:8443/ml/", "https://mlflow.example:8443/ml/#/models/boat/versions/3"),
+        ("http://localhost:5000", "http://localhost:5000/#/models/boat/versions/3"),
+        ("sqlite:////home/mlflow.db", ""),
+    ],
+)
+def test_a_version_has_a_page_where_a_server_shows_it(registry: Registry, monkeypatch: pytest.MonkeyPatch, address: str, page: str) -> None:
+    """Its address never holds a password."""
+    monkeypatch.setattr(registry, "tracking_uri", address)
+
+    assert registry.page("boat", "3") == page
+    assert registry.page("boat", "") == ""
+
+
 def test_a_version_is_marked(registry: Registry, model: str) -> None:
     """Status and reason stand in its tags; its description stays."""
     registry.describe(model, "2", description="Promoted.", tags={"status": "promoted"})

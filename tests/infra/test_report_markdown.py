@@ -83,6 +83,14 @@ def test_summary_shows_decision_cost_and_why(report: ReleaseReport) -> None:
     assert ("data:image/png" in text) == (report.decision != "promoted")
 
 
+def test_summary_links_the_registrys_page(report: ReleaseReport) -> None:
+    """Where a server shows one; else the summary says nothing of it."""
+    page = "http://localhost:5000/#/models/flights/versions/7"
+
+    assert f"in the registry]({page})" in release_summary_markdown(report, page)
+    assert "in the registry](" not in release_summary_markdown(report)
+
+
 def test_rows_are_text_and_worst_first() -> None:
     """The table artifact's first row is the check that failed; every value is a string."""
     rows = table_rows(sample.slice_gate(regressed="carrier=EV"))

@@ -92,12 +92,14 @@ def test_the_flow_runs_page_says_what_became_of_it(made: Quay, context: BrowserC
 
 @NAMES
 def test_the_release_artifact_says_why(made: Quay, context: BrowserContext, tmp_path: Path, name: str) -> None:
-    """The summary on Prefect's side: the same sentence as in MLflow, and what to do next."""
+    """The summary on Prefect's side: the same sentence as in MLflow, what to do next, and the way to the version's page."""
     window = Window.open(context, made.artifact(name, "release"))
     expect(window.page.get_by_text("Do next:").first).to_be_visible()
     window.page.screenshot(path=tmp_path / f"artifact-{name}.png")
+    link = window.page.get_by_role("link", name="in the registry")
 
     assert VERDICTS[name] in window.page.inner_text("body")
+    assert link.get_attribute("href") == made.version_page(name)
 
 
 @NAMES
