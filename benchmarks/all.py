@@ -1,4 +1,4 @@
-"""Run every benchmark of this folder, one after the other, and write docs/benchmarks.md.
+"""Run every benchmark of this folder, or those that are named, one after the other, and write their rows of docs/benchmarks.md.
 
     python benchmarks/all.py [NAME ...]
 
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.runlog import machine
+from validation.records import Machine
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parent / "docs" / "benchmarks.md"
@@ -29,22 +30,28 @@ def run(script: Path) -> dict[str, Any]:
     return document
 
 
-def page(documents: list[dict[str, Any]]) -> str:
-    """The table, with date and machine."""
-    here = machine()
-    lines = [
+def heading(here: Machine) -> list[str]:
+    """All that stands above the rows; rows of another machine are not kept."""
+    where = f"{here.system}, {here.devices} cores, {here.memory_gib:.0f} GiB, Python {here.python}, torch {here.torch}"
+    return [
         "# Benchmarks",
         "",
-        f"Written by `make bench` on {datetime.now(UTC):%Y-%m-%d}: {here.system}, {here.devices} cores, {here.memory_gib:.0f} GiB, "
-        f"Python {here.python}, torch {here.torch}. Ratios of medians, both sides in one run.",
+        f"Written by `make bench`, or `python benchmarks/all.py NAME ...`: {where}. Ratios of medians, both sides in one run.",
         "",
-        "| benchmark | against | ratio | goal | met | unit |",
-        "|---|---|---|---|---|---|",
+        "| benchmark | against | ratio | goal | met | unit | date |",
+        "|---|---|---|---|---|---|---|",
     ]
+
+
+def page(before: str, documents: list[dict[str, Any]], head: list[str], today: str) -> str:
+    """The table: a row a benchmark, each with its date; those that were not run now stay as they were."""
+    lines = before.splitlines()
+    rows = {line.split("|")[1].strip(): line for line in lines[len(head) :]} if lines[: len(head)] == head else {}
     for item in documents:
         met = "yes" if item["met"] else "no"
-        lines.append(f"| {item['name']} | {item['peer']} | {item['ratio']:.3g} | {item['goal']} | {met} | {item['unit']} |")
-    return "\n".join(lines) + "\n"
+        words = f"{item['peer']} | {item['ratio']:.3g} | {item['goal']} | {met} | {item['unit']}"
+        rows[item["name"]] = f"| {item['name']} | {words} | {today} |"
+    return "\n".join([*head, *(rows[name] for name in sorted(rows))]) + "\n"
 
 
 def main(names: list[str]) -> int:
@@ -52,7 +59,8 @@ def main(names: list[str]) -> int:
     scripts = [script for script in sorted(FOLDER.glob("*.py")) if script != Path(__file__)]
     chosen = [script for script in scripts if not names or script.stem in names]
     documents = [run(script) for script in chosen]
-    PAGE.write_text(page(documents))
+    before = PAGE.read_text() if PAGE.exists() else ""
+    PAGE.write_text(page(before, documents, heading(machine()), f"{datetime.now(UTC):%Y-%m-%d}"))
     print(PAGE, file=sys.stderr)
     return 0
 

@@ -4,6 +4,8 @@
 
 One process, one thread, a plain loop over the recipe; `ratio` is the candidate's utility over the logistic baseline's, and the
 goal is met when the median candidate beats both peers on ROC AUC, log loss and utility.
+
+Limits: one data set, two months of one year's flights; few seeds; the peers are simple on purpose.
 """
 
 import argparse

@@ -248,6 +248,7 @@ def test_an_incident_is_an_event(port: Harbour, worker: Any) -> None:
     assert (event["payload"]["incident"], event["payload"]["ranks"]) == ("incidents/night/1", [1])
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_ended_takes_its_release_along(port: Harbour, worker: subprocess.Popen[bytes], refused: Any) -> None:
     """Ending the worker's process group in the middle of a release leaves no process behind, and what serves goes on serving."""
     before = show(port)["serving"]

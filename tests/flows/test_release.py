@@ -226,6 +226,7 @@ def test_show_tells_the_same_story(yard: Yard, first: Any, drill: Any) -> None:
     assert {gate: len(held) for gate, held in attempts["attempts"].items()} == {"data_contract": 2, "scaling": 2}
 
 
+@pytest.mark.slow
 def test_data_that_breaks_its_contract_holds_back_everything_after_it(yard: Yard, drill: Any) -> None:
     """A release whose data contract fails trains nothing, says which gates were not run, and leaves the serving version alone."""
     before, _ = read_pointer(yard.store(), "digits")
@@ -250,6 +251,7 @@ def test_the_way_back_is_verified_and_registry_and_pointer_stay_in_step(yard: Ya
     assert (verified, proof["problems"]) == (0, [])
 
 
+@pytest.mark.slow
 def test_a_candidate_that_cannot_be_registered_is_refused_with_the_reason(tmp_path: Path) -> None:
     """Its serving module answers NaN: the gates that need it are inconclusive and say why, the baseline serves, exit 3."""
     (tmp_path / "policy.yaml").write_text(POLICY)

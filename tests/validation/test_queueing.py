@@ -68,7 +68,9 @@ def kiefer_wolfowitz(arrived: Sequence[Visit], places: int) -> list[float]:
     return waits
 
 
-@pytest.mark.parametrize(("places", "load"), [(1, 0.5), (1, 0.8), (2, 0.7), (4, 0.8)])
+@pytest.mark.parametrize(
+    ("places", "load"), [pytest.param(1, 0.5, marks=pytest.mark.slow), (1, 0.8), pytest.param(2, 0.7, marks=pytest.mark.slow), (4, 0.8)]
+)
 def test_exponential_service_waits_as_erlang_says(places: int, load: float) -> None:
     """M/M/c: the mean wait is C(c, load) / (c - load c), in units of the mean service time."""
     means = [mean_wait(simulate(stream(load * places, exponential(seed), seed), places=places)) for seed in range(4)]
@@ -77,7 +79,7 @@ def test_exponential_service_waits_as_erlang_says(places: int, load: float) -> N
     assert np.mean(means) == pytest.approx(expected, rel=0.1)
 
 
-@pytest.mark.parametrize("load", [0.3, 0.6, 0.8])
+@pytest.mark.parametrize("load", [pytest.param(0.3, marks=pytest.mark.slow), 0.6, pytest.param(0.8, marks=pytest.mark.slow)])
 def test_constant_service_waits_as_pollaczek_and_khinchine_say(load: float) -> None:
     """M/D/1: half the wait of exponential service, load / (2 (1 - load))."""
     means = [mean_wait(simulate(stream(load, [1.0] * COUNT, seed), places=1)) for seed in range(3)]
