@@ -6,7 +6,6 @@ People's text, progress and logs go to stderr; `--json` prints one JSON document
 import argparse
 import contextlib
 import json
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flows.cli_operations import add_operations
-from flows.leaving import leave
+from flows.leaving import end_at_once, leave
 from validation.errors import ConfigError, InputError, ReleaseError
 
 STOPPED = "seatrial: stopped by hand; every rank was ended. What was journalled stays; `seatrial show` says how far it came."
@@ -118,26 +117,7 @@ def _add_train(commands: Any) -> None:
 
 
 def _stopped_by_hand(*_: object) -> NoReturn:
-    _end_at_once(STOPPED)
-
-
-def _end_at_once(why: str) -> NoReturn:
-    """Say why, end the servers that were started here, go. Ranks end with this process.
-
-    Raising would not do: Prefect turns an interrupt into a crashed run and then waits for minutes to report it to a server that the same
-    interrupt has ended.
-    """
-    import psutil
-
-    print(why, file=sys.stderr, flush=True)  # noqa: T201
-    children = psutil.Process().children(recursive=True)
-    for child in children:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.terminate()
-    for child in psutil.wait_procs(children, timeout=3)[1]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            child.kill()
-    os._exit(EXIT_FAULT)
+    end_at_once(STOPPED)
 
 
 def _release(arguments: argparse.Namespace) -> int:
@@ -195,14 +175,17 @@ def _gate(arguments: argparse.Namespace) -> int:
     from infra.store import open_store
 
     store = open_store(settings)
-    request = request_of(Journal(store, arguments.release), arguments.name)  # refuse a typing error before a server starts
+    journal = Journal(store, arguments.release)
+    request = request_of(journal, arguments.name)  # refuse a typing error before a server starts
     release_owner(store, own(store, arguments.release))  # and a release that another process works on
     prepared = prepare(request, settings)
     from flows.embedded_server import wait_until_ready
     from flows.release import rerun_gate
+    from flows.reporting import draw_ahead
     from infra.registry import Registry
 
     Registry(settings)
+    draw_ahead(store, journal)
     prepared()
     wait_until_ready()
     signal.signal(signal.SIGINT, _stopped_by_hand)
@@ -212,7 +195,7 @@ def _gate(arguments: argparse.Namespace) -> int:
 def _decided(state: Any, *, as_json: bool) -> int:
     """Print a finished flow's decision; raise what stopped it if it has none."""
     if state.is_crashed():
-        _end_at_once(f"seatrial: the flow run crashed ({state.message}). What was journalled stays; `seatrial show` says how far it came.")
+        end_at_once(f"seatrial: the flow run crashed ({state.message}). What was journalled stays; `seatrial show` says how far it came.")
     document = state.result(raise_on_failure=False)
     if not isinstance(document, dict):
         state.result()  # raises the exception that ended the flow

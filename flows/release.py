@@ -26,6 +26,7 @@ from flows.plan import ReleasePlan, ReleaseRequest, make_plan, prepare, request_
 from flows.probes import Bench
 from flows.progress import ProgressBar
 from flows.promote import make_true
+from flows.reporting import draw_ahead
 from flows.surroundings import make_ready
 from flows.under_way import Candidate, Desk, Release
 from infra.attestations import open_notary
@@ -92,8 +93,11 @@ def finish_release(release_id: str) -> Any:
 def go_on(release_id: str) -> dict[str, Any]:
     """Run the flow `finish` of a release in this process; returns its document. Raises what stopped it."""
     settings = make_ready()
-    prepared = prepare(request_of(Journal(open_store(settings), release_id)), settings)
+    store = open_store(settings)
+    journal = Journal(store, release_id)
+    prepared = prepare(request_of(journal), settings)
     Registry(settings)
+    draw_ahead(store, journal)
     prepared()
     wait_until_ready()
     state = cast(State[Any], finish_release(release_id, return_state=True))  # not awaitable: no loop runs here

@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from flows.clock import utc_now
 from flows.drills import costs
 from flows.under_way import Release
+from infra.journal import Journal
 from infra.markdown import plot_files
 from infra.report import CostLine, GateLine, ReleaseReport, ReportCard, render_html
 from infra.store import ObjectStore, get_evidence, put_evidence
@@ -62,6 +63,13 @@ def kept_report(store: ObjectStore, sha256: str) -> ReleaseReport:
     """A report as it was kept. Raises EvidenceError when it is absent or was altered."""
     found: dict[str, Any] = get_evidence(store, sha256)
     return _REPORT.validate_python(found["report"])
+
+
+def draw_ahead(store: ObjectStore, journal: Journal) -> None:
+    """Draw the latest report's plots while something else is waited for: those of gates that are kept are asked for again."""
+    decision = journal.latest("decision")
+    if decision is not None:
+        plot_files(kept_report(store, str(decision.payload["report"])))
 
 
 def write_report(folder: Path, report: ReleaseReport) -> Path:

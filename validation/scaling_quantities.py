@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from scipy import optimize, special
+import scipy  # its parts are loaded when they are first asked for
 
 from validation.errors import ConfigError, EvidenceError
 
@@ -105,7 +105,7 @@ def mean_interval(values: Sequence[float], confidence: float) -> tuple[float, tu
         return mean, None
     if confidence == 1:
         return mean, (-math.inf, math.inf)
-    quantile = float(special.stdtrit(len(values) - 1, (1 + confidence) / 2))  # scipy.stats has it too, and takes a second to import
+    quantile = float(scipy.special.stdtrit(len(values) - 1, (1 + confidence) / 2))
     half = quantile * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return mean, (mean - half, mean + half)
 
@@ -123,7 +123,7 @@ def fit_step_model(step_ms: Mapping[int, float], *, devices: int) -> StepModel:
     sizes = np.array(sorted(step_ms), dtype=float)
     measured = np.array([step_ms[int(size)] for size in sizes])
     terms = np.stack([1 / np.minimum(sizes, devices), sizes, np.log2(sizes)], axis=1)  # (world sizes, 3)
-    fitted, norm = optimize.nnls(terms, measured)
+    fitted, norm = scipy.optimize.nnls(terms, measured)
     compute_ms, per_rank_ms, per_doubling_ms = (float(value) for value in fitted)
     return StepModel(
         compute_ms=compute_ms, per_rank_ms=per_rank_ms, per_doubling_ms=per_doubling_ms, rms_ms=float(norm) / math.sqrt(len(sizes)),

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import stats
+import scipy  # its parts are loaded when they are first asked for
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -74,8 +74,8 @@ def standard_error(group: Cells, values: Floats) -> Floats:
 def bounds(group: Cells, error: Floats, *, confidence: float, family: int) -> Bounds:
     """Reach (S,) of a one-sided interval, alone and as one of `family` simultaneous ones."""
     freedom = np.maximum(group.clusters - 1, 1)
-    alone = stats.t.ppf(confidence, freedom) * error
-    together = stats.t.ppf(1 - (1 - confidence) / max(family, 1), freedom) * error
+    alone = scipy.stats.t.ppf(confidence, freedom) * error
+    together = scipy.stats.t.ppf(1 - (1 - confidence) / max(family, 1), freedom) * error
     return Bounds(plain=np.asarray(alone, np.float64), family=np.asarray(together, np.float64))
 
 

@@ -10,6 +10,7 @@ from helpers_loop import run_attempt, run_job, tiny_job
 from safetensors.torch import load_file
 
 from trainer import fast, runlog
+from trainer.recording import SWITCH
 from validation.records import RunRecord
 
 LAYOUTS = [("ddp", w) for w in (2, 3, 4, 5, 6, 7, 8)] + [("fsdp2", w) for w in (2, 4, 8)]
@@ -30,6 +31,19 @@ def test_everything_on_ends_alike(parallel: str, world_size: int, alone: RunReco
 
     assert set(run.state_sha256_by_rank) == {alone.state_sha256}
     assert (run.ledger_sha256, run.parallel, run.steps) == (alone.ledger_sha256, parallel, alone.steps)
+
+
+@pytest.mark.parametrize("reduction", ["exact", "fast"])
+def test_recording_changes_no_bit(reduction: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks that write down every operation, and two that write down nothing."""
+    ends = set()
+    for switch in ("on", "off"):
+        monkeypatch.setenv(SWITCH, switch)
+        run = run_job(tiny_job(tmp_path / switch, recipe="hard_recipes:everything", world_size=2, reduction=reduction))
+        ends.add((run.state_sha256, run.ledger_sha256))
+        assert any((tmp_path / switch / "flight").glob("*.ring")) == (switch == "on")
+
+    assert len(ends) == 1
 
 
 @pytest.mark.parametrize(("parallel", "world_size"), [("fsdp2", 2), ("ddp", 3)], ids=["fsdp2", "ddp"])
