@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from validation.finding import Confidence, Finding, FindingKind, Operation
-from validation.hang_order import came_before, divergence
+from validation.hang_order import Divergence, came_before, divergence
 from validation.hang_reasons import CAUSES, Reason, has_collected, has_ended, is_exhausted, is_heard, is_well_over, marker_of, reason_of
 from validation.hang_scene import Scene
 from validation.hang_signatures import BARRIERS
@@ -80,12 +80,23 @@ def _gc(scene: Scene, rank: int) -> str:
 
 
 def _ran_less(scene: Scene, wait: Wait, rank: int) -> bool:
-    """Whether the others wait in one more turn of what the rank did before."""
+    """Whether the others wait in one more turn of what the rank did before; not where it went on to a later step at some place."""
     one, marker = marker_of(scene, wait.ranks[0]), marker_of(scene, rank)
+    if one is not None and marker is not None and one.step == marker.step >= 0 and (jump := _jumped(wait, rank)) is not None:
+        return not jump.is_sure
     if one is not None and marker is not None and min(one.step, marker.step) >= 0 and one.step != marker.step:
         return True
     key, track = answer(scene, wait), wait.lane.tracks.get(wait.ranks[0])
     return key is not None and track is not None and key.op not in BARRIERS and came_before(track, wait.seq)
+
+
+def _jumped(wait: Wait, rank: int) -> Divergence | None:
+    """Where the rank went on to a later step than the others, which they have come to by now; None = nowhere, or not recorded."""
+    mine, theirs = wait.lane.tracks.get(rank), wait.lane.tracks.get(wait.ranks[0])
+    if mine is None or theirs is None or not len(mine.seq) or not len(theirs.seq):
+        return None
+    where = divergence(wait.lane, rank, wait.ranks[0], wait.seq)
+    return where if where.shift > 0 and mine.value("step", where.seq) > theirs.value("step", where.seq) >= 0 else None
 
 
 def _named(scene: Scene, wait: Wait, culprits: tuple[int, ...], reason: Reason, late: Mapping[int, float]) -> Finding:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable
 
+import numpy as np
+
 from validation.finding import Confidence, Finding, FindingKind
 from validation.hang_majority import Conflict, conflicts, sides_at
 from validation.hang_order import Divergence, came_before, divergence, repeats_before
@@ -9,6 +11,7 @@ from validation.hang_reasons import exception_of, is_exhausted
 from validation.hang_scene import Lane, Scene
 from validation.hang_signatures import BARRIERS, Agreement, spell
 from validation.hang_stacks import order_of_lines, order_of_places
+from validation.hang_tracks import Track
 from validation.hang_waits import Wait
 from validation.hang_words import at, found, listed, named, operation, sentence, side_lines
 
@@ -108,7 +111,7 @@ def _by_flow(scene: Scene, conflict: Conflict, where: Divergence) -> tuple[Findi
     if where.shift > 0:
         return _left_out(lane, culprit, peer, where), not where.is_sure
     if _step(lane, culprit, seq) > _step(lane, peer, seq) >= 0:
-        return ("exception_path", True) if _rest_of_step(lane, culprit, peer, seq) > 1 else ("missing_participant", False)
+        return ("exception_path", True) if _rest_of_step(scene, lane, culprit, peer, seq) > 1 else ("missing_participant", False)
     is_turn = goes_on and all(sites) and sites[0] == lane.tracks[culprit].where(seq - 1)  # one more of what it did before
     if (where.is_sure and where.shift < 0 and not is_turn) or 0 <= _step(lane, culprit, seq) < _step(lane, peer, seq):
         return "extra_collective", False
@@ -133,12 +136,20 @@ def _left_out(lane: Lane, culprit: int, peer: int, where: Divergence) -> Finding
     return "exception_path" if gave_up else "missing_participant"
 
 
-def _rest_of_step(lane: Lane, culprit: int, peer: int, seq: int) -> int:
-    """Operations that the rank left out at the end of a step which it had begun, by the length of the peer's step before; 0 = none."""
+def _rest_of_step(scene: Scene, lane: Lane, culprit: int, peer: int, seq: int) -> int:
+    """Calls that the rank left out at the end of a step which it had begun, by the length of the peer's step before; 0 = none."""
     step, mine, theirs = _step(lane, peer, seq), lane.tracks[culprit].column("step"), lane.tracks[peer].column("step")
     if mine is None or theirs is None or _step(lane, culprit, seq - 1) != step:
         return 0
-    return int((theirs == step - 1).sum()) - int((mine == step).sum())
+    before = np.flatnonzero(theirs == step - 1)[int((mine == step).sum()) :]
+    return sum(not _is_same_call(scene, lane.tracks[peer], int(before[0]), place) for place in before.tolist())
+
+
+def _is_same_call(scene: Scene, track: Track, first: int, place: int) -> bool:
+    """Whether two operations, by their places on the track, are of one call that sends objects: their sizes as Long, then their bytes."""
+    site, key = track.where(int(track.seq[first])), scene.keys[int(track.key[first])]
+    is_objects = key.dtypes == ("Long",) and not set(scene.keys[int(track.key[place])].dtypes) - {"Long", "Byte"}
+    return place > first and bool(site) and is_objects and track.where(int(track.seq[place])) == site
 
 
 def is_swap(lane: Lane, culprit: int, peer: int, seq: int) -> bool:

@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from validation.finding import Confidence, Finding, FindingKind
 from validation.flight import DEFAULT_GROUP
 from validation.hang_order import came_before
@@ -17,6 +19,10 @@ def judge_cycle(scene: Scene, circle: Sequence[Wait]) -> Finding:
 
     Args: circle, operations of which each has a missing member inside another one.
     """
+    if more := next((wait for wait in circle if _is_one_more(wait)), None):
+        return _with_one_more(scene, circle, more)
+    if left := _left_out(circle):
+        return _without(scene, circle, *left)
     sides = [(wait, held) for wait in circle if (held := _held(wait, circle))]
     sides.sort(key=lambda side: (len(side[1]), side[0].lane.name, side[0].seq))
     is_tie = len(sides) < 2 or len(sides[0][1]) == len(sides[-1][1])
@@ -39,6 +45,74 @@ def judge_cycle(scene: Scene, circle: Sequence[Wait]) -> Finding:
         scene, kind, ranks=culprits, explanation=_explained(scene, sides, culprits, kind), group=group, collective=place,
         first_visible=visible, confidence="medium" if is_tie and confidence == "high" else confidence, verdict="hang",
         lines=tuple(f"{listed(wait.ranks)} wait in {_words(scene, wait)} for {listed(wait.absent)}" for wait, _ in sides),
+    )  # fmt: skip
+
+
+def _is_one_more(wait: Wait) -> bool:
+    """Whether those inside do more in this step than they, and all who are missing, did in the step before and the missing did in this."""
+    ranks, step = (*wait.ranks, *wait.absent), _step(wait, wait.ranks[0])
+    tracks = [track for rank in ranks if (track := wait.lane.tracks.get(rank)) is not None and not track.source.dump.wrapped]
+    columns = [column for track in tracks if (column := track.column("step")) is not None]
+    if step < 1 or len(columns) < len(ranks):
+        return False
+    counts = [[int((column == number).sum()) for column in columns] for number in (step - 1, step)]
+    usual, inside = counts[0][0], len(wait.ranks)
+    is_habit = usual > 0 and set(counts[0]) == {usual} and set(counts[1][inside:]) == {usual}
+    return is_habit and min(counts[1][:inside]) > usual
+
+
+def _with_one_more(scene: Scene, circle: Sequence[Wait], wait: Wait) -> Finding:
+    """A circle that is closed by an operation which the others never call there."""
+    place = operation(scene, wait.lane, wait.seq, wait.ranks[0], answer(scene, wait))
+    return found(
+        scene, "extra_collective", ranks=wait.ranks, group=(wait.lane.name,), collective=place, verdict="hang", lines=_lines(scene, circle),
+        explanation=f"{sentence(listed(wait.ranks))} {verb(wait.ranks, 'waits', 'wait')} in {_words(scene, wait)}, one operation more than "
+        f"in the step before; {listed(wait.absent)} did as many as then and {verb(wait.absent, 'is', 'are')} past it.",
+        confidence="high" if wait.lane.is_known else "medium",
+    )  # fmt: skip
+
+
+def _lines(scene: Scene, circle: Sequence[Wait]) -> tuple[str, ...]:
+    return tuple(
+        f"{listed(one.ranks)} {verb(one.ranks, 'waits', 'wait')} in {_words(scene, one)} for {listed(one.absent)}" for one in circle
+    )
+
+
+def _left_out(circle: Sequence[Wait]) -> tuple[Wait, int, int] | None:
+    """The rank that left one of a group's operations out in an earlier step, where it and those who wait for it there did as many in the
+    step before: the operation, the rank, and the number under which it did so. None = not recorded, or there is no single one."""
+    found = [
+        (wait, rank, seq) for wait in circle for rank in wait.absent if (seq := _left_at(wait, rank)) > 0
+    ]  # fmt: skip
+    return found[0] if len({rank for _, rank, _ in found}) == 1 else None
+
+
+def _left_at(wait: Wait, rank: int) -> int:
+    mine, theirs = wait.lane.tracks.get(rank), wait.lane.tracks.get(wait.ranks[0])
+    if mine is None or theirs is None or not len(mine.seq) or not len(theirs.seq):
+        return -1
+    steps, others = mine.column("step"), theirs.column("step")
+    if steps is None or others is None or mine.seq[0] != theirs.seq[0] or mine.source.dump.wrapped or theirs.source.dump.wrapped:
+        return -1
+    width = min(len(steps), len(others))
+    differs = np.flatnonzero(steps[:width] != others[:width])
+    if not len(differs):
+        return -1
+    at, step = int(differs[0]), int(others[differs[0]])
+    usual = int((others == step - 1).sum())
+    fewer = int((steps == step).sum()) < int((others == step).sum()) == usual == int((steps == step - 1).sum())
+    return int(theirs.seq[at]) if fewer and steps[at] > step >= 0 else -1
+
+
+def _without(scene: Scene, circle: Sequence[Wait], wait: Wait, rank: int, seq: int) -> Finding:
+    """A circle that is there because one rank left out an operation some steps ago, and came to the next one in its stead."""
+    peer = wait.ranks[0]
+    place, visible = (operation(scene, wait.lane, number, peer, answer(scene, wait)) for number in (seq, wait.seq))
+    return found(
+        scene, "missing_participant", ranks=(rank,), group=(wait.lane.name,), collective=place, first_visible=visible, verdict="hang",
+        explanation=f"Rank {rank} left out seq {seq} of {named(wait.lane)} and met the others' with its next one; now {listed(wait.ranks)} "
+        f"{verb(wait.ranks, 'waits', 'wait')} for it in {_words(scene, wait)}.", confidence="high" if wait.lane.is_known else "medium",
+        lines=_lines(scene, circle),
     )  # fmt: skip
 
 

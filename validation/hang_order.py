@@ -32,10 +32,25 @@ def divergence(lane: Lane, culprit: int, peer: int, visible: int) -> Divergence:
     width = min(len(mine), len(theirs))
     differs = np.flatnonzero((mine[:width] != theirs[:width]).any(axis=1))
     start = int(differs[0]) if len(differs) else width
-    shift = _shift(mine[start:], theirs[start:])
+    shift = _shift(mine[start:], theirs[start:]) or _shift_further(one, other, visible, start)
     if shift == 0 and low + start < visible:
         return Divergence(visible, 0, False)
+    is_level = one.value("step", visible) == other.value("step", visible)  # who is a step ahead is known to have left out the rest of one
+    if shift == 0 and is_level and (foretold := by_period(lane, culprit, peer, visible)):
+        return Divergence(visible, foretold, False)
     return Divergence(low + start, shift, True)
+
+
+def _shift_further(one: Track, other: Track, visible: int, start: int) -> int:
+    """The shift, from what both issued after `visible` without waiting for it, as asynchronous operations are; 0 = cannot be told."""
+    if max(one.reached, other.reached) <= visible:
+        return 0
+    mine, theirs, low = _tokens(one, other, visible + LONGEST_SHIFT)
+    if mine is None or theirs is None:
+        return 0
+    ends = (int(np.searchsorted(track.seq, max(track.reached, visible), side="right")) - int(np.searchsorted(track.seq, low))
+            for track in (one, other))  # fmt: skip
+    return _shift(mine[start : next(ends)], theirs[start : next(ends)])
 
 
 def _tokens(one: Track, other: Track, visible: int) -> tuple[npt.NDArray[np.int64] | None, npt.NDArray[np.int64] | None, int]:
@@ -82,19 +97,31 @@ def _shift(mine: npt.NDArray[np.int64], theirs: npt.NDArray[np.int64]) -> int:
 def by_period(lane: Lane, culprit: int, peer: int, visible: int) -> int:
     """Operations that the rank left out, foretold by what followed the peer's operation when it came before; 0 = cannot be told.
 
-    Steps repeat. Where the peer is at operation x of the pattern and the rank at the one that always came k later, the rank left out k.
+    Steps repeat. Where the peer is at operation x of the pattern and the rank at the one that always came k later, the rank left out k;
+    where steps are recorded, one that came in another step than the rank's is none of them.
     """
     theirs, place = lane.tracks[peer], lane.tracks[peer].position(visible)
     mine = lane.tracks[culprit].position(visible)
     if place < 1 or mine < 0:
         return 0
     keys, wanted = theirs.key[: place + 1], int(lane.tracks[culprit].key[mine])
-    earlier = [int(number) for number in np.flatnonzero(keys[:-1] == keys[-1])[::-1] if number > 0 and keys[number - 1] == keys[-2]]
+    steps, step = theirs.column("step"), lane.tracks[culprit].value("step", visible)
+    is_stepped = steps is not None and min(int(steps[place]), step) >= 0
+    earlier = [
+        int(number) for number in np.flatnonzero(keys[:-1] == keys[-1])[::-1]
+        if number > 0 and (keys[number - 1] == keys[-2] or (is_stepped and _begins(steps, number) and _begins(steps, place)))
+    ]  # fmt: skip
     for number in earlier[:4]:
-        ahead = np.flatnonzero(keys[number + 1 : place] == wanted)
-        if len(ahead):
-            return int(ahead[0]) + 1
+        for ahead in np.flatnonzero(keys[number + 1 : place] == wanted).tolist():
+            later = number + 1 + ahead
+            if not is_stepped or steps is None or steps[later] - steps[number] == step - steps[place]:
+                return int(ahead) + 1
     return 0
+
+
+def _begins(steps: npt.NDArray[np.int32] | None, place: int) -> bool:
+    """Whether the operation in this place is the first of its step."""
+    return steps is not None and place > 0 and bool(steps[place] >= 0 and steps[place] != steps[place - 1])
 
 
 def repeats_before(track: Track, seq: int) -> bool:

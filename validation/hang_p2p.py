@@ -11,7 +11,7 @@ from validation.finding import Confidence, Finding, FindingKind, Operation
 from validation.flight import DEFAULT_GROUP
 from validation.hang_absent import judge_missing_peer, unheard
 from validation.hang_majority import Conflict
-from validation.hang_reasons import has_ended, is_failed, is_heard, is_well_over, marker_of
+from validation.hang_reasons import has_ended, is_failed, is_heard, is_well_over, marker_of, stopped_inside
 from validation.hang_scene import Scene
 from validation.hang_waits import Wait, answer, is_moment
 from validation.hang_words import at, found, listed, numbered, sentence, verb
@@ -83,6 +83,9 @@ def judge_talks(scene: Scene, talks: Mapping[int, Talk], waits: tuple[Wait, ...]
         if other is not None and other.peer == talk.rank and other.op != talk.op:
             return _pair(scene, talk, other)
     circle = _circle(talks)
+    strange = _strangers(scene, talks, circle)
+    if strange:
+        return _wrong_peer(scene, talks, circle, strange, waits)
     if circle:
         return _cycle(scene, [talks[rank] for rank in circle], waits)
     return _chain(scene, talks, waits)
@@ -97,6 +100,35 @@ def _circle(talks: Mapping[int, Talk]) -> tuple[int, ...]:
         if peer == start:
             return tuple(path)
     return ()
+
+
+def _strangers(scene: Scene, talks: Mapping[int, Talk], circle: tuple[int, ...]) -> tuple[int, ...]:
+    """Those on a circle of sends and receives that have a peer they never had before, where the others have their usual one."""
+    if len({talks[rank].op for rank in circle}) < 2 or any(
+        scene.rows.get(rank) is None or scene.rows[rank].dump.wrapped for rank in circle
+    ):
+        return ()
+    strange = tuple(rank for rank in circle if not _has_talked(scene, talks[rank]))
+    return strange if 2 * len(strange) < len(circle) else ()
+
+
+def _has_talked(scene: Scene, talk: Talk) -> bool:
+    dump = scene.rows[talk.rank].dump
+    same = np.array([one.op == talk.op and one.peer == talk.peer for one in dump.signatures], dtype=bool)
+    return bool((same[dump.signature] & dump.finished).any())
+
+
+def _wrong_peer(
+    scene: Scene, talks: Mapping[int, Talk], circle: tuple[int, ...], strange: tuple[int, ...], waits: tuple[Wait, ...]
+) -> Finding:  # fmt: skip
+    """A circle that is closed by ranks which talk to somebody new."""
+    talk, others = talks[strange[0]], tuple(rank for rank in circle if rank not in strange)
+    return found(
+        scene, "p2p_mismatch", ranks=strange, collective=_place(talk), verdict="hang", confidence="medium",
+        explanation=f"Rank {talk.rank} is in {talk}, with whom it never did that before; {listed(others)} {verb(others, 'waits', 'wait')} "
+        "for the usual peer.",
+        lines=_lines(scene, [talks[rank] for rank in circle], waits),
+    )  # fmt: skip
 
 
 def _place(talk: Talk) -> Operation:
@@ -127,6 +159,12 @@ def _pair(scene: Scene, one: Talk, other: Talk) -> Finding:
     what = "tags" if one.tag != other.tag else "sizes" if one.elements != other.elements else ""
     kind: FindingKind = "p2p_mismatch" if what else "all_ranks_same_op"
     said = f"Rank {one.rank} is in {one}, rank {other.rank} in {other}"
+    if not what and (stopped := stopped_inside(scene, ranks)):
+        return found(
+            scene, "frozen_process", ranks=stopped, collective=_place(one), lines=_lines(scene, (one, other), ()), verdict="hang",
+            explanation=f"{said}; they fit, but the process of {listed(stopped)} is stopped.",
+            confidence="high" if scene.of(stopped[0]).state else "medium",
+        )  # fmt: skip
     reason = (
         f"their {what} differ, and of two it cannot be told who is wrong" if what else "they fit, so not the program's order is at fault"
     )
@@ -161,14 +199,16 @@ def _chain(scene: Scene, talks: Mapping[int, Talk], waits: tuple[Wait, ...]) -> 
 
 def _blamed(scene: Scene, talk: Talk, wrong: list[Talk], wanted: set[int], inside: set[int]) -> tuple[tuple[int, ...], Confidence]:
     """Whose peer is wrong: the one that talks to a rank which is elsewhere; that rank, when its step shows that it went ahead."""
-    if talk.rank in wanted:
+    habit = _out_of_habit(scene, talk)
+    if len(habit) == 1:
+        return habit, "medium"
+    if talk.rank in wanted and not habit:
         return tuple(sorted(one.rank for one in wrong)), "high"
     mine, theirs = marker_of(scene, talk.rank), marker_of(scene, talk.peer)
     if mine is not None and theirs is not None and theirs.step > mine.step >= 0:
         return (talk.peer,), "medium"
-    habit = _out_of_habit(scene, talk)
     if habit:
-        return habit, "medium" if len(habit) == 1 else "low"
+        return habit, "low"
     others = len([rank for rank in inside if rank != talk.rank])
     return (tuple(sorted(one.rank for one in wrong)), "medium") if others > len(wrong) else (tuple(sorted((talk.rank, talk.peer))), "low")
 
@@ -185,7 +225,39 @@ def _out_of_habit(scene: Scene, talk: Talk) -> tuple[int, ...]:
         if mine.get(step, 0) != theirs.get(step, 0):
             odd = [rank for rank, counts in ((talk.rank, mine), (talk.peer, theirs)) if counts.get(step, 0) != usual]
             return tuple(odd) if len(odd) == 1 else both
-    return both
+    odd_now = _out_of_habit_now(scene, talk, mine, theirs) if last > _first_whole_step(scene, both) else ()
+    return odd_now or both
+
+
+def _out_of_habit_now(scene: Scene, talk: Talk, mine: Mapping[int, int], theirs: Mapping[int, int]) -> tuple[int, ...]:
+    """The same of the step in which the rank waits, when its peer is past the place where it usually answers; () = it cannot be told.
+
+    Past it is a peer that is in a later step, or inside the collective before which it had done more in the step before.
+    """
+    marker = marker_of(scene, talk.rank)
+    step = marker.step if marker is not None else -1
+    usual = mine.get(step - 1, 0)
+    if not usual or theirs.get(step - 1, 0) != usual:
+        return ()
+    answered = usual if _newest_step(scene, talk.peer) > step else _answers_before(scene, talk, step)
+    is_left, is_more = theirs.get(step, 0) < answered, mine.get(step, 0) > usual
+    return () if is_left == is_more else (talk.peer,) if is_left else (talk.rank,)
+
+
+def _answers_before(scene: Scene, talk: Talk, step: int) -> int:
+    """How often the peer had answered in the step before, when it came to the collective that it is inside now; 0 = not known."""
+    rows = scene.rows[talk.peer]
+    dump = rows.dump
+    if not rows.heads or dump.step is None or int(dump.step[rows.heads[0].row]) != step:
+        return 0
+    head = rows.heads[0].row
+    same = (dump.signature == dump.signature[head]) & (dump.group == dump.group[head])
+    turn = int((same[:head] & (dump.step[:head] == step)).sum())
+    before = np.flatnonzero(same & (dump.step == step - 1))
+    if turn >= len(before):
+        return 0
+    answers = np.array([one.op == _OTHER[talk.op] and one.peer == talk.rank for one in dump.signatures], dtype=bool)
+    return int((answers[dump.signature] & (dump.step == step - 1))[: before[turn]].sum())
 
 
 def _newest_step(scene: Scene, rank: int) -> int:

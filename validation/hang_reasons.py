@@ -1,5 +1,6 @@
 """Why a rank is not where the others wait: what its process, stack, marker and last words say."""
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from validation.finding import Confidence, FindingKind
@@ -88,6 +89,13 @@ def is_silent(scene: Scene, rank: int) -> bool:
     own = beat_age_ns(scene, rank)
     others = sorted(age for other in scene.rows if other != rank and (age := beat_age_ns(scene, other)) >= 0)
     return own > STALE_NS and bool(others) and own > 4 * others[len(others) // 2] and _is_outlived(scene, rank)
+
+
+def stopped_inside(scene: Scene, ranks: Iterable[int]) -> tuple[int, ...]:
+    """Those of the ranks inside an operation whose process does not run at all: a backend's own threads stand still with it."""
+    alive = [rank for rank in ranks if scene.of(rank).exit_code is None]
+    stopped = tuple(rank for rank in alive if scene.of(rank).state in ("T", "t"))
+    return stopped or tuple(rank for rank in alive if not scene.of(rank).state and is_silent(scene, rank))
 
 
 def _is_outlived(scene: Scene, rank: int) -> bool:

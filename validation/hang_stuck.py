@@ -2,7 +2,7 @@
 
 from validation.finding import Finding
 from validation.flight import DEFAULT_GROUP
-from validation.hang_reasons import is_failed
+from validation.hang_reasons import is_failed, stopped_inside
 from validation.hang_scene import Lane, Scene
 from validation.hang_signatures import waits_for_all
 from validation.hang_texts import is_echo, is_well
@@ -86,6 +86,13 @@ def judge_stuck(scene: Scene, wait: Wait) -> Finding:
     spoken = numbered(key, wait.lane, wait.seq)
     place = operation(scene, wait.lane, wait.seq, wait.ranks[0], key)
     lines = (f"{listed(wait.ranks)}: inside {spoken}{at(place.where)}",)
+    if stopped := stopped_inside(scene, wait.ranks):
+        return found(
+            scene, "frozen_process", ranks=stopped, collective=place, verdict="hang", lines=lines,
+            confidence="high" if scene.of(stopped[0]).state else "medium",
+            explanation=f"All are in {spoken} with equal arguments, but the {verb(stopped, 'process', 'processes')} of {listed(stopped)} "
+            f"{verb(stopped, 'is', 'are')} stopped, and with {verb(stopped, 'it', 'them')} the backend's part of the operation.",
+        )  # fmt: skip
     if through and key is not None and not waits_for_all(key.op) and key.root < 0 and len(wait.ranks) > 1:
         return found(
             scene, "root_mismatch", collective=place, confidence="low", lines=(*lines, f"{listed(through)}: through it"),

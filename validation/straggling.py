@@ -15,7 +15,7 @@ from validation.straggling_cause import reason
 from validation.straggling_lateness import Lateness
 from validation.straggling_patterns import Places, episodes, late_cells, recurring
 from validation.straggling_shared import Rotation, rotation, slow_stretch, uneven
-from validation.straggling_special import PAUSE_COLUMNS, paused_cells, special_cause, structural
+from validation.straggling_special import PAUSE_COLUMNS, collected_cells, paused_cells, special_cause, structural
 from validation.straggling_table import Matrix, read_steps
 from validation.straggling_words import Explained, late_finding, rotation_finding, stretch_finding, uneven_finding
 
@@ -61,7 +61,8 @@ def find_stragglers(
     excess, least = late_cells(late, steady)
     single = recurring(late, excess, least)
     single += structural(late, excess, least, paused, known=[one.place for one in (*steady, *single)])
-    explained = [(one, special_cause(late, one, reason(late, one), paused)) for one in (*steady, *single)]
+    pausing = {**collected_cells(late, timeline), **paused} if steady or single else {}
+    explained = [(one, special_cause(late, one, reason(late, one), pausing)) for one in (*steady, *single)]
     culprits = {int(table.ranks[one.place]) for one, _ in explained}
     found = [(_lost_ms(late, group), late_finding(late, group, hosts or {}, culprits)) for group in _grouped(explained)]
     for one in single:

@@ -54,17 +54,21 @@ def _shows(pieces: Mapping[str, float], name: str) -> bool:
 
 
 def _pieces(late: Lateness, one: Late) -> dict[str, float]:
-    """Phase -> mean ms more than the others' median: of the step itself, and of the end of the step before."""
-    table, pieces = late.table, {}
+    """Phase -> mean ms more than the others' median: of the step itself, and of the end of the step before.
+
+    What comes last in a step makes late for the next one, or for an operation that ends this one, a barrier after a checkpoint.
+    """
+    table = late.table
     before = one.steps[(one.steps > 0)] - 1
     before = before[table.steps[before + 1] - table.steps[before] == 1]
-    for phase in (*BEFORE, *AFTER):
-        steps = one.steps if phase in BEFORE else before
+
+    def more(phase: str, steps: Places) -> float:
         own = table.own[phase][steps]
         others = np.delete(own, one.place, axis=1)
-        total = float((own[:, one.place] - np.median(others, axis=1)).sum()) if len(steps) else 0.0
-        pieces[phase] = total / len(one.steps)
-    return pieces
+        return float((own[:, one.place] - np.median(others, axis=1)).sum()) / len(one.steps) if len(steps) else 0.0
+
+    pieces = {phase: more(phase, one.steps) for phase in BEFORE}
+    return {**pieces, **{phase: max(more(phase, before), more(phase, one.steps)) for phase in AFTER}}
 
 
 def _cause(late: Lateness, one: Late, phase: str) -> tuple[str, str]:

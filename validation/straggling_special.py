@@ -44,6 +44,25 @@ def paused_cells(table: Steps, pauses: pd.DataFrame | None) -> dict[str, npt.NDA
     return cells
 
 
+def collected_cells(late: Lateness, timeline: pd.DataFrame) -> dict[str, npt.NDArray[np.bool_]]:
+    """cause "gc" -> (S, W): garbage was collected there, or in the step before, for as long as explains the lateness; {} = not recorded.
+
+    Every job collects a little garbage in most steps: what is short explains nothing.
+    """
+    if "gc_ms" not in timeline.columns:
+        return {}
+    table, rows = late.table, timeline[timeline["gc_ms"] > 0]
+    ms = np.zeros(table.wait.shape)
+    step, rank = rows["step"].to_numpy(dtype=np.int64), rows["rank"].to_numpy(dtype=np.int64)
+    at = np.searchsorted(table.steps, step).clip(0, len(table.steps) - 1)
+    who = np.searchsorted(table.ranks, rank).clip(0, len(table.ranks) - 1)
+    fits = (table.steps[at] == step) & (table.ranks[who] == rank)
+    ms[at[fits], who[fits]] = rows["gc_ms"].to_numpy(dtype=np.float64)[fits]
+    before = np.zeros_like(ms)
+    before[1:] = ms[:-1]
+    return {"gc": (np.maximum(ms, before) >= ALONE_SHARE * late.excess) & (late.excess > 0)}
+
+
 def structural(
     late: Lateness, excess: Matrix, least: float, paused: Mapping[str, npt.NDArray[np.bool_]], *, known: Collection[int]
 ) -> list[Late]:
@@ -106,7 +125,8 @@ def _phases_vary(late: Lateness, one: Late) -> bool:
 
 
 def _more(late: Lateness, one: Late, phase: str) -> npt.NDArray[np.float64]:
-    """ms more than the others' median in a phase, of each late step."""
-    steps = one.steps if phase in BEFORE else np.maximum(one.steps - 1, 0)
-    own = late.table.own[phase][steps]
-    return np.asarray(own[:, one.place] - np.median(np.delete(own, one.place, axis=1), axis=1), dtype=np.float64)
+    """ms more than the others' median in a phase, of each late step; of what ends a step, there or in the step before."""
+    own = late.table.own[phase]
+    more = own[:, one.place] - np.median(np.delete(own, one.place, axis=1), axis=1)
+    here = np.asarray(more[one.steps], dtype=np.float64)
+    return here if phase in BEFORE else np.maximum(here, more[np.maximum(one.steps - 1, 0)])

@@ -4,9 +4,9 @@
     "ar8 | ar8 ~ ar8"      after "|" only the dump after the end knows; "~" is a silence of six seconds
 
 Operation: ar all_reduce, ag all_gather, rs reduce_scatter, aa all_to_all, bc broadcast, re reduce, ga gather, sc scatter, bar barrier,
-send, recv; then elements, a type (i int32, b bfloat16), ":1" group, "/2" root or peer, "!max" reduce operator, "#1" step, "%1"
-micro-batch, "@12" line, "*" pending. Every rank begins with all_reduces of 4, 5 and 6 and a barrier, so number 5 of group "0" is its
-first own one.
+send, recv; then elements, a type (i int32, b bfloat16, l int64, y bytes), ":1" group, "/2" root or peer, "!max" reduce operator,
+"#1" step, "%1" micro-batch, "@12" line, "*" pending. Every rank begins with all_reduces of 4, 5 and 6 and a barrier, so number 5 of
+group "0" is its first own one.
 """
 
 import re
@@ -21,10 +21,10 @@ NAMES = {
     "ar": "all_reduce", "ag": "all_gather", "rs": "reduce_scatter", "aa": "all_to_all", "bc": "broadcast", "re": "reduce",
     "ga": "gather", "sc": "scatter", "bar": "barrier", "send": "send", "recv": "recv",
 }  # fmt: skip
-TYPES = {"": "Float", "i": "Int", "b": "BFloat16"}
+TYPES = {"": "Float", "i": "Int", "b": "BFloat16", "l": "Long", "y": "Byte"}
 START_NS, STEP_NS, SILENCE_NS = 1_800_000_000_000_000_000, 1_000_000, 6_000_000_000
 _OPERATION = re.compile(
-    r"(?P<op>bar|send|recv|ar|ag|rs|aa|bc|re|ga|sc)(?P<shape>[\dx]*)(?P<type>[ib]?)(?::(?P<group>\w+))?(?:/(?P<root>\d+))?(?:!(?P<by>\w+))?"
+    r"(?P<op>bar|send|recv|ar|ag|rs|aa|bc|re|ga|sc)(?P<shape>[\dx]*)(?P<type>[ibly]?)(?::(?P<group>\w+))?(?:/(?P<root>\d+))?(?:!(?P<by>\w+))?"
     r"(?:\#(?P<step>\d+))?(?:%(?P<micro>\d+))?(?:@(?P<line>\d+))?(?P<pending>\*?)$"
 )
 LOST = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:20399"

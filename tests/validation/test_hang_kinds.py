@@ -8,6 +8,7 @@ from validation.finding import Finding
 from validation.flight import Evidence, Marker
 
 AB = {"1": (0, 1, 2, 3), "2": (0, 1, 2, 3)}
+CHAIN = {str(first + 1): (first, first + 1) for first in range(4)}
 SENDS, RECEIVES = stack("send", "train.py:9 step"), stack("recv", "train.py:9 step")
 BUSY = stack("train.py:30 load", "train.py:9 step")
 BEAT = Marker(step=2, phase="forward", beat_ns=START_NS + 9_900_000_000)
@@ -97,6 +98,41 @@ CASES: dict[str, tuple[Evidence, str, tuple[int, ...], int]] = {  # evidence, ki
         job("bar*", one(1, "send4/2#0 send4/2#1 send4/2#2*", marker=marker()),
             one(2, "recv4/1#0 recv4/1#1 bar#2*", marker=marker()), "bar*"),
         "p2p_mismatch", (1, 2), 0),
+    "a stage sends once less, and the next but one waits as well": (
+        job("bar#0 send4/1#1 send4/1#1 bar#1*", one(1, "recv4/0#0 recv4/0#0 send4/2#0 send4/2#0 bar#0 recv4/0#1 recv4/0#1 send4/2#1 bar#1*",
+            marker=marker(step=1)),
+            one(2, "recv4/1#0 recv4/1#0 send4/3#0 send4/3#0 bar#0 recv4/1#1 send4/3#1 recv4/1#1*", marker=marker(step=1)),
+            one(3, "recv4/2#0 recv4/2#0 bar#0 recv4/2#1 recv4/2#1*", marker=marker(step=1))),
+        "p2p_mismatch", (1,), 0),
+    "sends to the next but one, once": (
+        job(one(0, "send4/1#0 send4/2#1*"), one(1, "recv4/0#0 send4/2#0 recv4/0#1*"), one(2, "recv4/1#0 recv4/1#1*"), "bar#1*"),
+        "p2p_mismatch", (0,), 0),
+    "stopped inside of what all are in": (job("ar8*", "ar8*", one(2, "ar8*", state="T")), "frozen_process", (2,), 5),
+    "its heart stands still inside of what all are in": (
+        job(*[one(0, "ar8*", marker=marker(), taken_s=10.0)] * 2, one(2, "ar8*", marker=marker(beat_ns=START_NS), taken_s=10.0)),
+        "frozen_process", (2,), 5),
+    "stopped inside of a send": (job("send4/1*", one(1, "recv4/0*", state="T"), "bar*", "bar*"), "frozen_process", (1,), 0),
+    "leaves the loop, where nobody waits for what he started": (
+        job(*["ar8#0@9 ar8#1@9* ag4#1@12*"] * 2, "ar8#0@9 ag4#1@12*"), "missing_participant", (2,), 6),
+    "leaves out the beginning of a step": (
+        job(*["bc1#0 ag2#0 ar8#0 bc1#1*"] * 3, "bc1#0 ag2#0 ar8#0 ar8#1*"), "missing_participant", (3,), 8),
+    "leaves out a pair's operation, and the others' next one meets it": (
+        job(one(0, "ar3:1#0 ar3:1#1 ar3:1#2 bar#2*", groups=CHAIN),
+            one(1, "ar3:1#0 ar3:2#0 ar3:1#1 ar3:2#1 ar3:1#2 ar3:2#2 bar#2*", groups=CHAIN),
+            one(2, "ar3:2#0 ar3:3#0 ar3:2#1 ar3:2#2 ar3:3#2 bar#2*", groups=CHAIN),
+            one(3, "ar3:3#0 ar3:4#0 ar3:3#1 ar3:4#1 ar3:3#2*", groups=CHAIN), one(4, "ar3:4#0 ar3:4#1 ar3:4#2*", groups=CHAIN)),
+        "missing_participant", (2,), 3),
+    "reduces once more in its pair than in the step before": (
+        job(one(0, "ar6:1#0 ar3#0 ar6:1#1 ar3#1*", groups=CHAIN), one(1, "ar6:1#0 ar3#0 ar6:1#1 ar6:1#1*", groups=CHAIN),
+            *[one(2, "ar3#0 ar3#1*", groups=CHAIN)] * 3),
+        "extra_collective", (1,), 3),
+    "leaves out objects, which are two operations of one call": (
+        job(*["ar8#0@9 ag1l#0@12 ag30y#0@12 ar8#1@9 ag1l#1@12*"] * 3, "ar8#0@9 ag1l#0@12 ag30y#0@12 ar8#1@9 ar8#2@9*"),
+        "missing_participant", (3,), 9),
+    "leaves out a whole step, and is through with the last one": (
+        job(*[one(0, "ar8#0 bar#0 ar8#1 bar#1 ar8#2*", marker=marker(step=2))] * 3,
+            one(3, "ar8#0 bar#0 ar8#2 bar#2", marker=marker(step=2, phase="done"), result="ok")),
+        "missing_participant", (3,), 9),
     "two receive and one sends, by stacks": (
         job(*[one(0, "", stacks=(RECEIVES,))] * 2, one(2, "", stacks=(SENDS,))), "p2p_mismatch", (), 0),
     "receives from who does not send": (job("send4/1*", "recv4/2*", "bar*", "bar*"), "p2p_mismatch", (1,), 0),

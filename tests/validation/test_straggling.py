@@ -325,3 +325,28 @@ def test_what_cost_most_time_comes_first():
 
     assert [finding.ranks for finding in found] == [(1,), (0,)]
     assert found[0].slowdown < found[1].slowdown
+
+
+@pytest.mark.parametrize(("phase", "cause"), [("checkpoint", "checkpoint_io"), ("optimizer", "compute")])
+def test_what_ends_a_step_makes_late_for_a_barrier_in_it(phase, cause):
+    """A barrier after a checkpoint is waited in before the step ends: the phase is of the step that is late."""
+    steps, at = 40, np.arange(5, 40, 10)
+    table = job(steps=steps).sort_values(["step", "rank"], ignore_index=True)
+    late = table["step"].isin(at)
+    for column, mine, others in ((f"{phase}_ms", 300.0, 0.0), ("wait_ms", 0.0, 300.0), ("step_ms", 300.0, 300.0)):
+        table.loc[late, column] += np.where(table.loc[late, "rank"] == 3, mine, others)
+    found = one(table)
+
+    assert named(found) == ("late_rank", (3,), phase, cause)
+
+
+@pytest.mark.parametrize(("ms", "cause"), [(90.0, "gc"), (1.0, "compute")])
+def test_recorded_collections_of_garbage_are_a_cause_when_they_last(ms, cause):
+    """Pauses in one phase look like its own work, unless the timeline says that garbage was collected there; a little always is."""
+    extra = np.zeros((36, W))
+    extra[3::6, 2] = 100.0
+    table = job(steps=36, late={"forward": extra})
+    table["gc_ms"] = np.where((table["rank"] == 2) & (table["step"] % 6 == 3), ms, 0.5)
+    found = one(table)
+
+    assert (found.kind, found.ranks, found.cause) == ("late_rank", (2,), cause)
