@@ -51,4 +51,4 @@ lock: ## remake requirements.lock from pyproject.toml (CPU build of torch)
 	{ echo "# Every package of the virtual environment, pinned. Remade by: make lock"; $(BIN)/python -m pip freeze --all --exclude-editable | grep -viE '^(pip|wheel)==' | sed 's/+cpu//'; } > requirements.lock
 
 clean: ## remove the virtual environment and all local state
-	rm -rf .venv .seatrial build *.egg-info
+	rm -rf .venv .seatrial examples/*/.seatrial build *.egg-info

@@ -16,9 +16,10 @@ from uuid import uuid4
 from flows.admissions import Proof, pointer_problem, verified
 from flows.clock import utc_now
 from flows.effects import carry_out
+from flows.in_force import was_in_force
 from infra.attestations import Notary, open_notary
 from infra.journal import Journal, list_releases, new_release_id
-from infra.pointer import Pointer, ServingKind, move_pointer, pointer_key, read_pointer
+from infra.pointer import Pointer, ServingKind, admission, move_pointer, pointer_key, read_pointer
 from infra.registry import STATUS_TAG, Registry, mirror_current
 from infra.settings import Settings
 from infra.store import NotFoundError, ObjectStore, open_store
@@ -172,6 +173,8 @@ def _fall_back(desk: Desk, model: str, plan: Mapping[str, Any]) -> dict[str, Any
             return {"moved": True, "version": wanted.serving_version}
         if found.body_sha256 != plan["before"]:
             now = found.pointer
+            if now is not None and was_in_force(desk.store, wanted, now):  # its process died before it said so
+                return {"moved": True, "version": wanted.serving_version}
             return {"moved": False, "by": now.release_id if now else "", "version": now.serving_version if now else ""}
         if why := _unfit(desk, wanted):
             now = found.pointer
@@ -214,9 +217,12 @@ def _mirror(desk: Desk, model: str, _plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _mark(desk: Desk, model: str, plan: Mapping[str, Any]) -> dict[str, Any]:
-    """Say on a version's page what became of it. One that was deleted needs no page."""
-    if plan["version"] not in _shown(desk, model):
+    """Say on a version's page what became of it. One that was deleted needs no page, and one of which something was said was not left."""
+    said = _shown(desk, model).get(plan["version"])
+    if said is None:
         return {"skipped": f"version {plan['version']} is not in the registry"}
+    if plan["status"] == "abandoned" and (said or admission(desk.store, model, plan["version"])):
+        return {"skipped": f"version {plan['version']} is {said or 'admitted'} meanwhile"}
     desk.registry.mark(model, plan["version"], plan["status"], plan["reason"])
     return {}
 

@@ -146,7 +146,7 @@ def _waivable(case: _Case, gate: str) -> tuple[str, Mapping[str, Any]]:
     if gate not in policy.decision.waivable:
         raise ConfigError(
             f"{gate} cannot be waived under the policy of release {release_id} (it lets {', '.join(policy.decision.waivable) or 'no gate'} "
-            f"be waived). Mend what {gate} says, then `seatrial gate {gate} --release {release_id}`."
+            f"be waived). If {gate} did not pass, mend what it says, then `seatrial gate {gate} --release {release_id}`."
         )
     if gate not in policy.required:
         raise ConfigError(f"the policy of release {release_id} does not require {gate}, so there is nothing to waive.")

@@ -105,7 +105,7 @@ def service_times(stories: Sequence[Story]) -> ServiceTimes:
         for name, seconds in ((TRAINING, training_s(story)), (REST, rest_s(story))):
             if seconds is not None:
                 others.setdefault(name, []).append(seconds)
-        human += [float(entry.payload["human_review_s"]) for entry in story.entries if "human_review_s" in entry.payload]
+        human += [seconds for seconds in _answers(story.entries) if seconds is not None]
     return ServiceTimes(
         gates={name: tuple(seconds) for name, seconds in gates.items()}, others={name: tuple(seconds) for name, seconds in others.items()},
         human_s=tuple(human),
@@ -126,7 +126,7 @@ def rest_s(story: Story) -> float | None:
     if records[-1].kind not in _ENDS:
         return None
     gates = sum(float(document["seconds"]) for entry, document in story.gates if entry.sequence <= len(records))
-    people = sum(float(entry.payload.get("human_review_s", 0.0)) for entry in records)
+    people = sum(seconds for seconds in _answers(records) if seconds is not None)
     run = between(str(story.started.get("running_at") or records[0].time_utc), records[-1].time_utc)
     return max(0.0, run - gates - (training_s(story) or 0.0) - people)
 
@@ -170,11 +170,16 @@ def _training_worker_s(story: Story) -> float | None:
 
 def _reviews(story: Story) -> tuple[int, float | None]:
     """How often a person was asked, and how long all answers took; None while one is open."""
-    answers = [_number(entry.payload.get("human_review_s")) for entry in story.entries if entry.kind == "approval"]
+    answers = _answers(story.entries)
     told = [entry.kind for entry in story.entries if entry.kind in ("approval_requested", "approval")]
     is_open = bool(told) and told[-1] == "approval_requested"
     known = [seconds for seconds in answers if seconds is not None]
     return len(answers) + is_open, None if is_open or len(known) < len(answers) else sum(known)
+
+
+def _answers(entries: Sequence[Entry]) -> list[float | None]:
+    """Seconds that each answer took. `decided` repeats the last one (null without a person), so only the answers themselves count."""
+    return [_number(entry.payload.get("human_review_s")) for entry in entries if entry.kind == "approval"]
 
 
 def _stored_bytes(store: ObjectStore, story: Story) -> float:

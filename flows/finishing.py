@@ -83,6 +83,11 @@ def _abandon(settings: Settings, say: Say, journal: Journal, reason: str) -> dic
     candidate = next((entry.payload["version"] for entry in reversed(entries) if entry.kind == "candidate"), "")
     model = entries[0].payload["model"]
     if _took_effect(open_store(settings), entries, candidate):
+        if what_is_left(entries) == "nothing":
+            raise ConfigError(
+                f"release {release_id} has decided and ended, so nothing is abandoned. `seatrial show {release_id}` says what it did; "
+                f'`seatrial rollback {model} --reason "..."` goes back to an earlier version.'
+            )
         raise ConfigError(
             f"release {release_id} has decided, so it is not abandoned: what it began has to be ended. Run `seatrial finish {release_id}`."
         )

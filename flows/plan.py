@@ -1,5 +1,7 @@
 """A release as a value: what was asked, checked before anything is written."""
 
+import contextlib
+import shutil
 import tempfile
 import threading
 import time
@@ -28,6 +30,8 @@ from validation.records import Machine
 Sources = Mapping[str, Mapping[str, str]]
 
 DESCRIBE_DEADLINE_S = 300.0  # a recipe may prepare its data cache on first use
+LEFT_S = 86_400.0  # frames that nobody took for a day were left by a process that was killed
+_PLANNING = "planning-"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,7 +148,8 @@ def _checked(request: ReleaseRequest, settings: Settings, gates: Sequence[str] |
 def _study(request: ReleaseRequest, settings: Settings, world_sizes: tuple[int, ...]) -> _Study:
     """Describe the recipe, preparing its data, and digest all code that evidence will depend on."""
     began = time.monotonic()
-    frames = tempfile.TemporaryDirectory(dir=_scratch(settings), prefix="planning-")
+    _sweep(_scratch(settings))
+    frames = tempfile.TemporaryDirectory(dir=_scratch(settings), prefix=_PLANNING)
     with ThreadPoolExecutor(1) as pool:
         sources = pool.submit(all_sources, request.recipe)
         facts: RecipeFacts = ranks.call("trainer.describe:describe", request.recipe, frames.name, deadline_s=DESCRIBE_DEADLINE_S)
@@ -152,6 +157,14 @@ def _study(request: ReleaseRequest, settings: Settings, world_sizes: tuple[int, 
             check_world_size(world_size, facts.training.lanes)
         seconds = time.monotonic() - began
         return _Study(facts=facts, frames=frames, machine=machine(), sources=sources.result(), seconds=seconds)
+
+
+def _sweep(scratch: Path) -> None:
+    """Remove what processes that were killed while they prepared have left."""
+    for folder in scratch.glob(f"{_PLANNING}*"):
+        with contextlib.suppress(FileNotFoundError):  # its process, or another one that sweeps
+            if time.time() - folder.stat().st_mtime > LEFT_S:
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _scratch(settings: Settings) -> Path:

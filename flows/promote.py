@@ -11,15 +11,15 @@ from typing import Any
 from flows.clock import utc_now
 from flows.deciding import Decided, held_by
 from flows.effects import carry_out
+from flows.in_force import was_in_force
 from flows.proving import prove
 from flows.reporting import kept_report, write_report
 from flows.under_way import Desk
 from infra.export import files_sha256, version_uri
-from infra.journal import Journal, list_releases
 from infra.markdown import registry_description
 from infra.pointer import Pointer, admission, admit, move_pointer, read_pointer
 from infra.registry import mirror_current
-from infra.report import ReleaseReport, release_document
+from infra.report import ReleaseReport, refusing_lines, release_document
 from infra.store import get_blob
 from validation.errors import ConflictError, EvidenceError
 from validation.waivers import expired, shown
@@ -74,17 +74,8 @@ def _move(desk: Desk, plan: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _was_in_force(desk: Desk, wanted: Pointer, now: Pointer) -> bool:
-    """Whether a process moved the pointer, died before it said so, and the pointer moved on since: then nobody else had its number."""
-    if now.sequence <= wanted.sequence or not admission(desk.store, wanted.model, wanted.serving_version):
-        return False
-    journals = [(root, name) for root in ("releases", "acts") for name in list_releases(desk.store, wanted.model, root=root)]
-    for root, name in journals:
-        if name != desk.journal.release_id and any(
-            entry.kind == "intent" and entry.payload["plan"].get("pointer", {}).get("sequence") == wanted.sequence
-            for entry in Journal(desk.store, name, root=root).records()
-        ):
-            return False  # it may have been that one: not to be told apart
-    return True
+    """Whether this release put it in service, died before it said so, and the pointer moved on since."""
+    return bool(admission(desk.store, wanted.model, wanted.serving_version)) and was_in_force(desk.store, wanted, now)
 
 
 def _as_it_came(report: ReleaseReport, decided: Decided, faster: Pointer | None, why: str) -> ReleaseReport:
@@ -132,9 +123,11 @@ def _publish(desk: Desk, candidate: Mapping[str, str], report: ReleaseReport, pa
     status = {"status": "promoted" if report.decision == "promoted" else "refused", "release_id": report.release_id}
     if found[version] == "rolled_back":
         del status["status"]  # it served, its release died before the pages, and it was taken out of service since: that stays said
+    if found[version] == "promoted" and report.decision == "held" and not refusing_lines(report):
+        del status["status"]  # it served, and nothing was found against it since: as the last known-good it can still take over
     gates = {f"gate.{line.verdict.gate}": str(line.verdict.outcome) for line in report.gates}
     registry.describe(desk.model, version, description=description, tags=status | gates)
-    return {"version": version, "status": status.get("status", "rolled_back"), "run": has_run}
+    return {"version": version, "status": status.get("status", found[version]), "run": has_run}
 
 
 def _mirrored(desk: Desk) -> Mapping[str, Any]:

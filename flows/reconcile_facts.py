@@ -8,7 +8,7 @@ from flows.acts import Desk
 from flows.admissions import admitted_versions, read_admission
 from flows.ownership import is_alive, owner_of
 from infra.journal import Journal, list_releases
-from infra.pointer import Pointer
+from infra.pointer import Pointer, admission
 from infra.registry import ALIASES, STATUS_TAG, VersionPage
 from infra.store import ObjectStore
 from validation.errors import ReleaseError, StoreError
@@ -99,7 +99,8 @@ def _registered(desk: Desk, model: str, page: VersionPage, *, named: bool, known
         except StoreError as error:
             read["unread"] = str(error)
     if not page.tags.get(STATUS_TAG) and not known:
-        read["owner"], read["owner_is_over"] = _owner(desk, page)
+        read["owner"], over = _owner(desk, page)
+        read["owner_is_over"] = over and not _spoken_of(desk, model, page.version)  # its last record comes after its pages
     return Registered(
         version=page.version, status=page.status, described=bool(page.description.strip()), files_tag=page.tags.get(FILES_TAG, ""),
         silent=silent.get(page.version, ""), **read,
@@ -116,6 +117,12 @@ def _owner(desk: Desk, page: VersionPage) -> tuple[str, bool]:
         return release_id, bool(entries) and entries[-1].kind in ENDED
     except ReleaseError:
         return "", False
+
+
+def _spoken_of(desk: Desk, model: str, version: str) -> bool:
+    """Whether a release that ended while we looked said by now what became of its version."""
+    now = next((page for page in desk.registry.pages(model) if page.version == version), None)
+    return now is None or bool(now.tags.get(STATUS_TAG)) or bool(admission(desk.store, model, version))
 
 
 def _mirrored(desk: Desk, model: str) -> dict[str, tuple[str, ...]]:

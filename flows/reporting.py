@@ -32,7 +32,7 @@ def build_report(
         decision=decision.decision, serving_kind="" if decision.serving_kind == "none" else decision.serving_kind,
         serving_version=decision.serving_version, candidate_version=release.candidate.version if release.candidate else "",
         reason=decision.reason, action=decision.action, gates=tuple(lines), cost=release_cost(release, lines, approval), approval=approval,
-        started_at=started_at, finished_at=utc_now(), digests=plan.digests,
+        started_at=started_at, finished_at=utc_now(), digests=plan.digests, drill=plan.request.drill,
         machine=f"{machine.device}, {machine.devices} devices, {machine.memory_gib:.0f} GiB, {machine.system}, torch {machine.torch}",
     )  # fmt: skip
 

@@ -13,6 +13,7 @@ MAX_FILES, MAX_DEPTH = 200_000, 4
 RUN_FILE, OF_A_RUN = "group.jsonl", frozenset({"parts", "logs", "checkpoints"})  # a run of ours and its folders that hold no evidence
 INCIDENTS = "incidents"
 DUMP_SUFFIXES = frozenset({"", ".json", ".pkl", ".pickle", ".bin", ".dump", ".trace", ".fr", ".hang", ".after", ".snapshot", ".txt"})
+NO_EVIDENCE = frozenset({".md", ".rst", ".html", ".py", ".ipynb", ".csv", ".png", ".svg"})  # pages and programs, whatever their names say
 WHOLE = {
     "exitcodes.json": "exits", "exit_codes.json": "exits", "exit-codes.json": "exits", "states.json": "states",
     "incident.json": "incident", "timeline.parquet": "timeline",
@@ -66,7 +67,7 @@ def classify(folder: Path, path: Path) -> Found | None:
     rank, rest = _rank(name, parents)
     suffix = Path(name).suffix.lower()
     kind: Kind = "stack" if _STACK.search(rest) else "result" if _RESULT.search(rest) else "dump"
-    if rank < 0 or name.startswith(".") or (kind == "dump" and (suffix == ".txt" or not _may_be_dump(suffix))):
+    if rank < 0 or name.startswith(".") or suffix in NO_EVIDENCE or (kind == "dump" and (suffix == ".txt" or not _may_be_dump(suffix))):
         return None
     is_late = any(_LATE.search(text) for text in (rest, *parents))
     return Found(path=path, kind=kind, rank=rank, number=_number(rest, parents), is_late=is_late, job=job)

@@ -91,6 +91,12 @@ class ReleaseReport:
     machine: str = ""  # where it was measured, in words
     not_run: tuple[str, ...] = ()  # gates the release never came to
     approval: Approval | None = None  # what a person said of it
+    drill: str = ""  # the regression that was planted in its candidate on purpose; "" = none
+
+    @property
+    def drill_gate(self) -> str:
+        """The gate that has to catch the drill; "" without one."""
+        return "slice_quality" if self.drill else ""
 
 
 def is_passed(line: GateLine) -> bool:
@@ -131,7 +137,7 @@ def headline(report: ReleaseReport) -> str:
         others = ", ".join(f"{line.verdict.gate} {_state(line)}" for line in refusing_lines(report))
         extra = [f"{others}, which the policy does not require"] if others else []
         return wording.stopped(f"Promoted{_on_conditions(len(conditions))}: {'; '.join([tally, *conditions, *extra])}")
-    word = DECISION_WORDS[report.decision]
+    word = DECISION_WORDS[report.decision] + (f" in drill {report.drill}" if report.drill else "")
     refusing = refusing_lines(report)
     if not refusing and report.approval is not None and not report.approval.approved:
         return wording.stopped(f"Refused by {report.approval.by}: {report.approval.reason}")
@@ -188,9 +194,14 @@ def serving_sentence(report: ReleaseReport) -> str:
 
 def next_step(report: ReleaseReport) -> str:
     """What to do next: the decision's own word, else the action of the gate that stopped the release. Always says something."""
-    actions = [line.verdict.action for line in refusing_lines(report) if line.verdict.action]
+    refusing = refusing_lines(report)
+    if any(line.verdict.gate == report.drill_gate and line.verdict.outcome is Outcome.FAIL for line in refusing):
+        return f"Nothing: the drill broke this candidate on purpose, and {report.drill_gate} refused it, as it has to."
+    actions = [(line.verdict.action, line.verdict.gate) for line in refusing if line.verdict.action]
     if report.action or (actions and report.decision != "promoted"):
-        return wording.stopped(report.action or actions[0])
+        action = report.action or actions[0][0]
+        gate = next((gate for said, gate in actions if said == action), "")
+        return wording.stopped(action) + (f" Then `seatrial gate {gate} --release {report.release_id}`." if gate else "")
     return (
         "Nothing; the release is done." if report.decision == "promoted" else "Read the gates that did not pass, mend, and release again."
     )

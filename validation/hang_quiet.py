@@ -8,11 +8,11 @@ from validation.finding import Finding, FindingKind, Operation
 from validation.flight import DEFAULT_GROUP, Marker
 from validation.hang_conflict import is_swap, judge_conflict
 from validation.hang_majority import Conflict, conflicts
-from validation.hang_reasons import CAUSES, exception_of, has_collected, has_ended, is_exhausted
+from validation.hang_reasons import CAUSES, WITHIN, exception_of, has_collected, has_ended, is_exhausted, marker_of
 from validation.hang_scene import Lane, Scene
 from validation.hang_signatures import Agreement
 from validation.hang_texts import is_echo, is_lost_connection, is_well
-from validation.hang_words import at, found, has_timed_out, listed, named, operation, sentence, side_lines
+from validation.hang_words import at, found, has_timed_out, listed, named, operation, sentence, side_lines, verb
 
 SLOW_S = 1.0  # a rank that came this late held up the job; what is less, timelines tell
 
@@ -185,11 +185,25 @@ def judge_well(scene: Scene) -> Finding:
             explanation="There is no record from while the job ran: what was taken after a time-out or the end, or stacks alone, cannot "
             "show that all was well.",
         )  # fmt: skip
+    if through := _through_early(scene):
+        return found(
+            scene, "insufficient_evidence", verdict="inconclusive", lines=_last_lines(scene), confidence="low",
+            explanation=f"{sentence(listed(through))} {verb(through, 'is', 'are')} through, while others were last seen in a later step; "
+            "no record shows what they did there, nor how they ended. Give the dumps and exit codes of that time, too.",
+        )  # fmt: skip
     gap = f" Of {listed(unknown)} nothing was recorded." if unknown else ""
     return found(
         scene, "healthy", verdict="healthy", lines=_last_lines(scene), confidence="high" if all_well or not unknown else "medium",
         explanation=f"No rank waits for another, and their operations agree.{gap}",
     )  # fmt: skip
+
+
+def _through_early(scene: Scene) -> tuple[int, ...]:
+    """Ranks that are through with an earlier step than one that others, whose end is not known, were inside when they were last seen."""
+    markers = {rank: marker for rank in scene.ranks if (marker := marker_of(scene, rank)) is not None}
+    open_ended = [rank for rank in markers if not has_ended(scene, rank) and not scene.of(rank).result]
+    last = max((markers[rank].step for rank in open_ended if markers[rank].phase in WITHIN), default=-1)
+    return tuple(rank for rank, marker in markers.items() if marker.phase == "done" and 0 <= marker.step < last)
 
 
 def judge_moving(scene: Scene) -> Finding:

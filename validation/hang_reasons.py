@@ -14,7 +14,7 @@ CAUSES = {
     "optimizer": "compute", "evaluate": "compute", "save": "checkpoint_io",
 }  # fmt: skip
 
-_INNER = ("forward", "backward", "collective")  # phases that no program ends in
+WITHIN = ("forward", "backward", "collective")  # phases that no program ends in
 
 
 class Reason(NamedTuple):
@@ -56,7 +56,7 @@ def has_ended(scene: Scene, rank: int) -> bool:
 def left_in_step(scene: Scene, rank: int) -> bool:
     """Whether the process is gone with exit code 0, without a word, out of the middle of a step, and others lost their connection."""
     one, marker = scene.of(rank), marker_of(scene, rank)
-    is_silent_end = one.exit_code == 0 and not one.result and marker is not None and marker.phase in _INNER
+    is_silent_end = one.exit_code == 0 and not one.result and marker is not None and marker.phase in WITHIN
     return is_silent_end and any(is_lost_connection(other.result) for other in scene.evidence.ranks.values())
 
 

@@ -29,7 +29,7 @@ def decided(release_id: str, gates: list[dict[str, Any]], model: str = "boat") -
     """The payload of a release's last record: the document of `release --json`."""
     return {
         "release_id": release_id, "recipe": f"{model}:recipe", "decision": "promoted", "serving": {"kind": "candidate", "version": "2"},
-        "reason": "six of six gates pass", "gates": gates,
+        "reason": "six of six gates pass", "gates": gates, "approval": None, "human_review_s": None,
     }  # fmt: skip
 
 

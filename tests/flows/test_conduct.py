@@ -376,10 +376,10 @@ def test_a_registry_that_is_away_degrades_nothing(settings: Settings, store: Obj
 
 
 def test_a_decision_is_not_abandoned(settings: Settings) -> None:
-    """What it began has to be ended."""
+    """It has ended: going back is another command."""
     release, _ = played(settings, Part())
 
-    with pytest.raises(ConfigError, match="seatrial finish"):
+    with pytest.raises(ConfigError, match="seatrial rollback"):
         abandon(settings, say=lambda _: None, release_id=release.plan.release_id, reason="no reason")
 
 

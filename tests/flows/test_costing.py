@@ -120,6 +120,19 @@ def test_time_of_people_is_known_only_when_all_have_answered(
     assert (spent.reviews, spent.review_s) == (reviews, seconds)
 
 
+def test_an_answer_counts_once_though_the_end_repeats_it() -> None:
+    """`decided` is the document of `release --json`: it has the wait again, and null where nobody was asked."""
+    store = MemoryStore()
+    journal = Journal(store, RELEASE)
+    journal.append("started", started(), time_utc=at(0))
+    journal.append("approval_requested", {}, time_utc=at(1))
+    journal.append("approval", {"human_review_s": 60.0}, time_utc=at(2))
+    journal.append("decided", decided(RELEASE, []) | {"human_review_s": 60.0}, time_utc=at(5))
+    story = find_story(store, RELEASE)
+
+    assert (rest_s(story), service_times([story]).human_s) == (240.0, (60.0,))
+
+
 def test_times_are_drawn_from_releases_of_this_model_on_this_machine() -> None:
     """Another machine's and another model's seconds say nothing; nor do those of an altered journal."""
     store = MemoryStore()

@@ -20,7 +20,8 @@ from flows.reconcile import reconcile_model
 from flows.under_way import Release
 from flows.verifying import verify
 from infra.journal import Entry, Journal
-from infra.pointer import pointer_key, read_pointer
+from infra.pointer import move_pointer, pointer_key, read_pointer
+from infra.registry import VersionPage
 from infra.settings import Settings
 from infra.store import ObjectStore
 from validation.errors import ConfigError, EvidenceError
@@ -305,6 +306,105 @@ def go_back(settings: Settings, version: str = "") -> dict[str, Any]:
 def answering(monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions answer without being loaded."""
     monkeypatch.setattr(rollback, "refusal", lambda *_: "")
+
+
+def test_the_last_known_good_stays_one_when_a_gate_of_its_release_is_held_again(settings: Settings, store: ObjectStore) -> None:
+    """It passes and is held, since it was replaced: nothing was found against it, so it can still take over."""
+    release, _ = played(settings, Part(weights=b"first"))
+    played(settings, Part(weights=b"second"))
+    before = serving(store)
+    document, _ = conduct(again(settings, release, Part(weights=b"first")), PLAIN, fresh=frozenset({"scaling"}))
+
+    assert (document["decision"], status(settings, before.last_known_good)) == ("held", "promoted")
+    assert (reconcile_model(desk_of(settings), MODEL)["state"], serving(store)) == ("in_step", before)
+
+
+def test_a_last_known_good_that_fails_a_gate_later_is_one_no_longer(settings: Settings, store: ObjectStore) -> None:
+    """Something was found against it."""
+    release, _ = played(settings, Part(weights=b"first"))
+    played(settings, Part(weights=b"second"))
+    good = serving(store).last_known_good
+    conduct(again(settings, release, Part(weights=b"first", floats={"scaling": 0.1})), PLAIN, fresh=frozenset({"scaling"}))
+
+    assert status(settings, good) == "refused"
+    assert (reconcile_model(desk_of(settings), MODEL)["state"], serving(store).last_known_good) == ("mended", "")
+
+
+def test_a_release_that_ends_while_it_is_looked_at_leaves_no_version_behind(
+    settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its version's page said nothing when the versions were listed, and its journal was over when it was read."""
+    release, desk = dead(settings, Part(weights=b"second"), monkeypatch, before=("candidate", "")), desk_of(settings)
+    listed = desk.registry.pages
+
+    def pages(model: str) -> tuple[VersionPage, ...]:
+        monkeypatch.undo()
+        found = listed(model)
+        conduct(again(settings, release, Part(weights=b"second")), PLAIN, keep="good")
+        return found
+
+    monkeypatch.setattr(desk.registry, "pages", pages)
+    document = reconcile_model(desk, MODEL)
+
+    assert "version_abandoned" not in [item["kind"] for item in document["differences"]]
+    assert status(settings, serving(store).serving_version) == "promoted"
+
+
+def test_a_version_of_which_something_was_said_is_not_called_abandoned(settings: Settings) -> None:
+    """An act that was left open is finished long after its release ended."""
+    release, _ = played(settings, SHORT)
+    assert release.candidate is not None
+    desk, plan = desk_of(settings), {"version": release.candidate.version, "status": "abandoned", "reason": "nobody judged it"}
+    acts.begin(desk, acts.new_act(desk.store, MODEL), "reconcile", [{"effect": "mark", "plan": plan}], model=MODEL)
+
+    assert status(settings, release.candidate.version) == "refused"
+
+
+@pytest.mark.usefixtures("answering")
+def test_a_promotion_that_overtook_a_rollback_and_was_replaced_stays_one(
+    settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rollback meant to make the same move, and says itself to whom it lost it."""
+    played(settings, Part(weights=b"first"))
+    released: list[Release] = []
+
+    def overtaken(*given: Any) -> dict[str, Any]:
+        released.append(dead(settings, Part(weights=b"second"), monkeypatch, before=("done", "promote")))
+        return acts._fall_back(*given)
+
+    with monkeypatch.context() as patch:
+        patch.setitem(acts._DOERS, "fall_back", overtaken)
+        assert go_back(settings)["outcome"] == "overtaken"
+    played(settings, Part(weights=b"third"))
+    document = finished(settings, released[0])
+
+    assert (document["decision"], document["serving"]["version"]) == ("promoted", serving(store).last_known_good)
+    assert status(settings, serving(store).last_known_good) == "promoted"
+
+
+@pytest.mark.usefixtures("answering")
+def test_a_rollback_that_was_replaced_before_it_was_finished_was_one(
+    settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It moved the pointer and died, a release came after it: the version that was found bad is called so all the same."""
+    played(settings, Part(weights=b"first"))
+    played(settings, Part(weights=b"second"))
+    bad = serving(store).serving_version
+    with monkeypatch.context() as patch:
+        patch.setattr(acts, "move_pointer", _moved_and_dead)
+        with pytest.raises(InterruptedError):
+            go_back(settings)
+    played(settings, Part(weights=b"third"))
+    now = serving(store)
+    (told,) = acts.finish_open_acts(desk_of(settings), MODEL)
+
+    assert (told["results"]["moved"], serving(store)) == (True, now)
+    assert (status(settings, bad), status(settings, now.last_known_good)) == ("rolled_back", "promoted")
+
+
+def _moved_and_dead(*given: Any) -> None:
+    move_pointer(*given)
+    raise InterruptedError
 
 
 @pytest.mark.usefixtures("answering")

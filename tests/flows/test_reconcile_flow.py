@@ -269,6 +269,7 @@ def test_an_act_that_cannot_be_finished_is_named_and_stops_nothing(harbour: Harb
     assert desk.registry.aliases(model)["champion"] == "3"
 
 
+@pytest.mark.filterwarnings("ignore:DELETE statement on table")  # SQLAlchemy, of an alias that another one deleted just before
 def test_many_reconcilers_at_once_do_no_harm(harbour: Harbour, model: str) -> None:
     """Eight of them see the same deleted version: the pointer moves once, and everything is in step afterwards."""
     desk = harbour.desk()

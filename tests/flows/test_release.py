@@ -189,6 +189,7 @@ def test_the_drill_falls_back_and_names_the_slice(yard: Yard, second: Any, drill
     assert drill["serving"] == {"kind": "last_known_good", "version": second["serving"]["version"]}
     assert any(check["passed"] is False and "=" in check["where"] for check in failed["checks"])
     assert failed["reason"] in drill["reason"]
+    assert "broke this candidate on purpose" in drill["action"]
 
 
 def test_the_refused_version_says_why_on_its_page(yard: Yard, drill: Any) -> None:
@@ -197,7 +198,7 @@ def test_the_refused_version_says_why_on_its_page(yard: Yard, drill: Any) -> Non
     paths = [path.name for path in (yard.home / "mlartifacts").rglob("*") if path.is_file()]
 
     assert version.tags["status"] == "refused"
-    assert str(version.description).startswith("Refused: ")
+    assert str(version.description).startswith("Refused in drill slice-regression: ")
     assert "slice_quality failed" in str(version.description).splitlines()[0]
     assert not version.aliases
     assert any(name.endswith(".pt2") for name in paths)

@@ -173,8 +173,8 @@ def test_a_release_that_was_faster_is_named(harbour: Harbour, model: str, answer
     """The pointer moves between the choice and the move: nothing is changed, and it is said by whom."""
     desk = harbour.desk()
     before = serving(harbour, desk, model)
-    store = Interrupting(desk.store, lambda: move_pointer(desk.store, replace(before, serving_version="1", release_id="boat-x", sequence=9),
-                                                          desk.store.get_with_etag(pointer_key(model))[1]))  # fmt: skip
+    faster = replace(before, serving_version="1", release_id="boat-x", sequence=before.sequence + 1)
+    store = Interrupting(desk.store, lambda: move_pointer(desk.store, faster, desk.store.get_with_etag(pointer_key(model))[1]))
     document = carry_out_rollback(Desk(store, desk.registry, desk.notary, desk.say), ask(model))
 
     assert (document["ok"], document["outcome"]) == (False, "overtaken")

@@ -48,7 +48,19 @@ def test_evidence_is_known_by_its_name(name: str, expected: tuple[object, ...]) 
 
 
 @pytest.mark.parametrize(
-    "name", ["README.md", "LICENSE", "labels.json", "run.json", "group.jsonl", "ms-AR.json", "ledger.parquet", "rank0.log", ".rank0.json"]
+    "name",
+    [
+        "README.md",
+        "LICENSE",
+        "labels.json",
+        "run.json",
+        "group.jsonl",
+        "ms-AR.json",
+        "ledger.parquet",
+        "rank0.log",
+        ".rank0.json",
+        "0006-one-result.md",
+    ],
 )
 def test_other_files_are_passed_over(name: str) -> None:
     """They are no evidence."""

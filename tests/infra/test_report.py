@@ -233,7 +233,7 @@ def test_serving_sentence(changes: dict[str, object], expected: str) -> None:
     ("changes", "expected"),
     [
         ({"decision": "fell_back", "action": "run `x`"}, "run `x`."),
-        ({"decision": "fell_back"}, "do."),
+        ({"decision": "fell_back"}, "do. Then `seatrial gate scaling --release flights-20250114-093012-7f3a`."),
         ({"decision": "promoted"}, "Nothing; the release is done."),
         ({"decision": "held", "gates": (PASSED,)}, "Read the gates that did not pass, mend, and release again."),
     ],

@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.skipif(not CHROMIUM.exists(), reason=f"there is no {CHROMIUM}: install the system's Chromium to look at the pages"),
 ]
 NAMES = pytest.mark.parametrize("name", ["promoted", "refused"])
-VERDICTS = {"promoted": "Promoted: six of six gates pass.", "refused": "Refused: "}
+VERDICTS = {"promoted": "Promoted: six of six gates pass.", "refused": "Refused in drill slice-regression: "}
 STATES = {"promoted": "Promoted", "refused": "Fell back"}
 
 

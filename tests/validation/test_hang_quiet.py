@@ -6,7 +6,7 @@ import pytest
 from helpers_hang import job, one, stack
 
 from validation.diagnose import diagnose
-from validation.flight import Evidence, RankEvidence, StackFrame, ThreadStack
+from validation.flight import Evidence, Marker, RankEvidence, StackFrame, ThreadStack
 
 
 def after(rank: int, **known: object) -> RankEvidence:
@@ -59,6 +59,23 @@ def test_silence_is_not_health(evidence: Evidence, said: str) -> None:
 
     assert (finding.verdict, finding.kind, finding.ranks, finding.confidence) == ("inconclusive", "insufficient_evidence", (), "low")
     assert said in finding.explanation
+
+
+@pytest.mark.parametrize(
+    ("done_at", "phase", "verdict"),
+    [(2, "backward", "inconclusive"), (3, "backward", "healthy"), (2, "optimizer", "healthy")],
+    ids=["an earlier step", "the same step", "nobody is within"],
+)
+def test_a_rank_that_is_through_early_is_not_called_well(done_at: int, phase: str, verdict: str) -> None:
+    """Rings alone, after all is over: what the others did in a step that it never made is not recorded."""
+    stands = ((3, phase), (done_at, "done"), (3, phase))
+    markers = [Marker(step=step, phase=name) for step, name in stands]
+    known = [
+        replace(seen, dumps=(replace(seen.dumps[0], marker=marker),))
+        for seen, marker in zip((one(rank, "ar8") for rank in range(3)), markers, strict=True)
+    ]
+
+    assert diagnose(ranks(*known)).verdict == verdict
 
 
 def moment(*lines: str, stacks: dict[int, str] | None = None, looks: int = 1, **known: object) -> Evidence:
