@@ -338,9 +338,13 @@ def _print_release(document: dict[str, Any], *, as_json: bool) -> None:
 
 def _print_overview(overview: dict[str, Any]) -> None:
     from infra.terminal import render_rows
+    from validation.canonical import plain
 
     console = _people()
-    render_rows(overview["serving"], console, title="what serves")
+    serving = [
+        {("by release or act" if key == "release_id" else key): value for key, value in row.items()} for row in plain(overview["serving"])
+    ]
+    render_rows(serving, console, title="what serves")
     render_rows(overview["releases"], console, title="latest releases, newest first")
     if overview["acts"]:
         render_rows(overview["acts"], console, title="latest acts, newest first")

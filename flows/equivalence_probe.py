@@ -1,5 +1,6 @@
 """The probe of gradient_equivalence: short audited runs under hard conditions at every world size, and the reference beside them."""
 
+import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -100,7 +101,8 @@ class Probe:
         return found
 
     def _give_up(self, name: str, world_size: int, error: ReleaseError) -> None:
-        self.bench.say(f"{name}-w{world_size}: stopped: {str(error)[:200]}")
+        said = textwrap.shorten(str(error), 200, placeholder=" ...")
+        self.bench.say(f"{name}-w{world_size}: stopped{', for its loss was made infinite' if name == 'overflow' else ''}: {said}")
         if name in WHOLE:
             self.bench.say(f"nothing more is run on {world_size} ranks")
             self.given_up.add(world_size)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from infra.report import DECISION_WORDS, NAMED, SERVING_WORDS, ReleaseReport, release_document
-from infra.wording import COMPARISON_SIGNS, answered, cut, duration, in_brief, moment, number, said, stopped
+from infra.wording import COMPARISON_SIGNS, SHORT_PLACE, answered, cut, duration, in_brief, moment, number, said, stopped
 from validation.canonical import plain
 from validation.verdict import Check, Comparison
 from validation.waivers import Approval
@@ -54,8 +54,8 @@ def render_rows(rows: Iterable[Any], console: Console, *, title: str = "") -> No
     short = [name for name, width in widths.items() if width <= SHORT]
     console.print(_columns(cells, {name: widths[name] for name in short}, console.width, title), width=min(console.width, WIDTH))
     for row in cells:
-        for name in widths.keys() - set(short):
-            first = f"{row[short[0]]}: " if short else ""
+        for name in (name for name in widths if name not in short):
+            first = f"{row[short[0]]}, {str(name).replace('_', ' ')}: " if short else ""
             console.print(Text.assemble((first, "dim"), cut(said(row[name]), SENTENCE)), width=min(console.width, WIDTH))
 
 
@@ -157,12 +157,20 @@ def _problems(document: Mapping[str, Any], rest: str = "all in the report") -> l
         refusing = _refusing(gate) or [cut(stopped(str(gate.get("reason", ""))), PROBLEM_CHARS)]
         more = [f"and {len(refusing) - NAMED} more, {rest}"] if len(refusing) > NAMED else []
         action = stopped(str(gate.get("action") or ""))
-        lines = [*map(said, refusing[:NAMED]), *more, *([f"do: {action}"] if action else [])]
+        place = _long_place(gate)
+        where = [f"where: {cut(said(place), SENTENCE)}"] if place else []
+        lines = [*map(said, refusing[:NAMED]), *more, *where, *([f"do: {action}"] if action else [])]
         waived = " (waived, see the condition above)" if gate.get("waiver") else ""
         blocks.append(Text.assemble((f"{gate.get('name', '?')} {word}", style), waived))
         blocks += [Padding(Text(line), (0, 0, 0, 2)) for line in lines if line]
         blocks.append(Text())
     return blocks
+
+
+def _long_place(gate: Mapping[str, Any]) -> str:
+    """Where the first refusing check that has a long place saw it (step, tensor, rank): a sentence has no room for it."""
+    places = (str(item.get("where") or "") for item in gate.get("checks", ()) if item.get("passed") is False)
+    return next((place for place in places if len(place) > SHORT_PLACE), "")
 
 
 def _end(document: Mapping[str, Any]) -> RenderableType:

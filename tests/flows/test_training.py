@@ -106,7 +106,7 @@ def wait_for(condition: Any) -> None:
 def test_a_fresh_node_goes_on_from_the_store_alone(bucket: Bucket, home: Path, tmp_path: Path, capsys: Capture, monkeypatch: Patch) -> None:
     """The node of a mirrored run is killed and lost; another one, with other ranks, ends with the undisturbed run's bytes and ledger."""
     twin = run(capsys, *TWELVE)
-    slow = ["--fault", "delay:rank=0,step=0,phase=data,ms=300"]
+    slow = ["--fault", "delay:rank=0,step=0,phase=data,ms=900"]
     killed = start([*TWELVE, "--world-size", "2", "--run", "night", "--mirror", *slow])
     wait_for(lambda: killed.poll() is not None or "runs/night/checkpoints/step-00000006/MANIFEST.json" in list(bucket.keys()))
     assert killed.poll() is None
