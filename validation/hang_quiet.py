@@ -1,5 +1,6 @@
 """Nobody waits: ranks that disagreed without a hang, waits that ended, time-outs that left nothing, and jobs that are well."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -101,16 +102,22 @@ def judge_parted(scene: Scene) -> Finding | None:
         return None
     kind: FindingKind = "uneven_inputs" if dry else "extra_collective" if len(lost) < len(ended) else "missing_participant"
     culprits = dry or (lost if len(lost) < len(ended) else ended)
-    lane = scene.default
-    seq, peer = max(((lane.tracks[rank].last, rank) for rank in lost if rank in lane.tracks), default=(-1, -1)) if lane else (-1, -1)
-    is_there = lane is not None and peer >= 0 and not any(lane.holds(rank, seq) for rank in ended)
-    place = operation(scene, lane, seq, peer, _key(scene, lane, seq, peer)) if lane is not None and is_there else Operation(group="0")
+    place = _unanswered(scene, lost, ended)
     reason = "ran out of data" if dry else "called an operation more" if culprits == lost else "is through earlier"
     return found(
         scene, kind, ranks=culprits, verdict="hang", collective=place, confidence="medium" if dry else "low",
         explanation=f"{sentence(listed(ended))} ended well, and {listed(lost)} lost the connection: {listed(culprits)} {reason}.",
         lines=_last_lines(scene),
     )  # fmt: skip
+
+
+def _unanswered(scene: Scene, left: Iterable[int], gone: Iterable[int]) -> Operation:
+    """The last operation of all ranks that one of `left` issued, where none of `gone` did; without a number when it is not recorded."""
+    lane = scene.default
+    seq, peer = max(((lane.tracks[rank].last, rank) for rank in left if rank in lane.tracks), default=(-1, -1)) if lane else (-1, -1)
+    if lane is None or peer < 0 or any(lane.holds(rank, seq) for rank in gone):
+        return Operation(group=DEFAULT_GROUP)
+    return operation(scene, lane, seq, peer, _key(scene, lane, seq, peer))
 
 
 def _key(scene: Scene, lane: Lane, seq: int, rank: int) -> Agreement:
@@ -143,9 +150,11 @@ def judge_failed(scene: Scene) -> Finding:
     raised = tuple(rank for rank in scene.ranks if exception_of(scene, rank))
     if raised and not has_timed_out(scene):
         text = exception_of(scene, raised[0])
+        culprits = raised[:1] if len({exception_of(scene, rank) for rank in raised}) > 1 else raised
+        left = [rank for rank in scene.ranks if rank not in raised and is_lost_connection(scene.of(rank).result)]
         return found(
-            scene, "exception_path", ranks=raised[:1] if len({exception_of(scene, rank) for rank in raised}) > 1 else raised,
-            verdict="crash", explanation=f"{sentence(listed(raised))} raised {text}.", lines=tuple(
+            scene, "exception_path", ranks=culprits, verdict="crash", collective=_unanswered(scene, left, culprits),
+            explanation=f"{sentence(listed(raised))} raised {text}.", lines=tuple(
                 f"rank {rank}: {exception_of(scene, rank)}" for rank in raised[:8]), confidence="medium",
         )  # fmt: skip
     gave_up = [rank for rank, one in sorted(scene.evidence.ranks.items()) if is_echo(one.result)]

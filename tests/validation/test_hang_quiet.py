@@ -78,6 +78,18 @@ def test_a_rank_that_is_through_early_is_not_called_well(done_at: int, phase: st
     assert diagnose(ranks(*known)).verdict == verdict
 
 
+def test_an_exception_that_ended_a_job_has_its_place() -> None:
+    """All are gone when somebody looks: the others' last operation, which the rank that raised never issued, is the place."""
+    lost = {"result": "DistBackendError: Connection closed by peer [127.0.0.1]:5", "exit_code": 1}
+    evidence = ranks(
+        one(0, "ar8 ar8", **lost), one(1, "ar8 ar8", **lost), one(2, "ar8", result="ZeroDivisionError: division by zero", exit_code=1)
+    )
+    finding = diagnose(evidence)
+
+    assert (finding.kind, finding.ranks, finding.collective.op) == ("exception_path", (2,), "all_reduce")
+    assert finding.collective.seq == evidence.ranks[0].dumps[0].seq[-1]
+
+
 def moment(*lines: str, stacks: dict[int, str] | None = None, looks: int = 1, **known: object) -> Evidence:
     """Ranks as looked at once, or more often. Args: stacks, torch's function that a rank is inside."""
     made = {}
