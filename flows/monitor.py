@@ -120,7 +120,11 @@ def _ending(document: Mapping[str, Any]) -> str:
         return f"rolled back: {serves}" if document["rollback"]["ok"] else f"NOT rolled back: {document['rollback']['words']}"
     if document["action"] == "roll_back":
         return f"it would be rolled back; this is a dry run, and {serves} still"
-    return f"{serves}; {'somebody has to look' if document['action'] == 'watch' else 'nothing to do'}"
+    if document["action"] != "watch":
+        return f"{serves}; nothing to do"
+    verdict: GateVerdict = document["verdict"]
+    late = f"; a day that was not scored is made good by `seatrial predict {document['model']} --day {document['judged_up_to']}`"
+    return f"{serves}; look at what is BAD or open above{late if any(item.passed is None for item in verdict.checks) else ''}"
 
 
 def _word(item: Check) -> str:
