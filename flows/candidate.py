@@ -143,14 +143,14 @@ def find_candidate(journal: Journal, digests: dict[str, str]) -> tuple[Candidate
 def check_fallbacks(plan: ReleasePlan, pointer: Pointer, own_version: str) -> tuple[FallbackCheck, ...]:
     """Load what would serve if the candidate may not, and ask it for a prediction: what serves now first, the baseline last."""
     wanted = [("last_known_good", version) for version in _good_versions(pointer, own_version)] + [("baseline", pointer.baseline)]
-    with ThreadPoolExecutor(len(wanted)) as pool:  # each in a process of its own: one that crashes takes no other along
-        return tuple(pool.map(lambda fallback: _checked(plan, *fallback), wanted))
+    with ThreadPoolExecutor(len(wanted) + 1) as pool:  # each in a process of its own: one that crashes takes no other along
+        example = pool.submit(ranks.call, "trainer.scoring:example_inputs", plan.request.recipe, deadline_s=CALL_DEADLINE_S)
+        return tuple(pool.map(lambda fallback: _checked(plan, example.result, *fallback), wanted))
 
 
-def _checked(plan: ReleasePlan, kind: str, version: str) -> FallbackCheck:
+def _checked(plan: ReleasePlan, example: Callable[[], Any], kind: str, version: str) -> FallbackCheck:
     try:
-        example = ranks.call("trainer.scoring:example_inputs", plan.request.recipe, deadline_s=CALL_DEADLINE_S)
-        ranks.call("infra.export:load_and_predict", export.version_uri(plan.model, version), example, deadline_s=CALL_DEADLINE_S)
+        ranks.call("infra.export:load_and_predict", export.version_uri(plan.model, version), example(), deadline_s=CALL_DEADLINE_S)
     except Exception as error:
         return FallbackCheck(kind=kind, version=version, loaded=False, predicted=False, detail=f"{type(error).__name__}: {error}")
     return FallbackCheck(

@@ -5,6 +5,7 @@ People's text, progress and logs go to stderr; `--json` prints one JSON document
 
 import argparse
 import contextlib
+import gc
 import json
 import signal
 import sys
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from flows.cli_operations import add_operations
-from flows.leaving import end_at_once, leave
+from flows.leaving import RARELY, end_at_once, leave
 from validation.errors import ConfigError, InputError, ReleaseError
 
 STOPPED = "seatrial: stopped by hand; every rank was ended. What was journalled stays; `seatrial show` says how far it came."
@@ -40,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command() -> None:
     """`main` as a process of its own."""
+    gc.set_threshold(RARELY)
     leave(main())
 
 
@@ -135,15 +137,15 @@ def _release(arguments: argparse.Namespace) -> int:
     )
     open_store(settings)  # refuse an unusable store before a second of work
     prepared = prepare(request, settings)
-    from flows.embedded_server import wait_until_ready
+    from flows.embedded_server import at_hand
     from flows.release import release
     from infra.registry import Registry
 
     Registry(settings)  # and a registry that does not answer
     prepared()
-    wait_until_ready()
-    signal.signal(signal.SIGINT, _stopped_by_hand)
-    state: Any = release(request.recipe, request.policy_text, list(request.world_sizes), request.drill, return_state=True)
+    with at_hand():
+        signal.signal(signal.SIGINT, _stopped_by_hand)
+        state: Any = release(request.recipe, request.policy_text, list(request.world_sizes), request.drill, return_state=True)
     try:
         return _decided(state, as_json=arguments.json)
     except ReleaseError:
@@ -179,17 +181,16 @@ def _gate(arguments: argparse.Namespace) -> int:
     request = request_of(journal, arguments.name)  # refuse a typing error before a server starts
     release_owner(store, own(store, arguments.release))  # and a release that another process works on
     prepared = prepare(request, settings)
-    from flows.embedded_server import wait_until_ready
+    from flows.embedded_server import at_hand
     from flows.release import rerun_gate
-    from flows.reporting import draw_ahead
     from infra.registry import Registry
 
     Registry(settings)
-    draw_ahead(store, journal)
     prepared()
-    wait_until_ready()
-    signal.signal(signal.SIGINT, _stopped_by_hand)
-    return _decided(rerun_gate(arguments.name, arguments.release, return_state=True), as_json=arguments.json)
+    with at_hand():
+        signal.signal(signal.SIGINT, _stopped_by_hand)
+        state = rerun_gate(arguments.name, arguments.release, return_state=True)
+    return _decided(state, as_json=arguments.json)
 
 
 def _decided(state: Any, *, as_json: bool) -> int:

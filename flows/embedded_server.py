@@ -8,13 +8,17 @@ import atexit
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from flows.leaving import RARELY
 from infra.server_process import LOOPBACK, Command, Server, ServerError, answers_http, free_port
 from infra.settings import Settings
 
 START_S = 180.0  # the first start makes the database: 20-26 s on an idle machine
 END_GRACE_S = 1.0  # all that counts was committed when it was answered
+BOOT = f"import gc, sys; gc.set_threshold({RARELY}); import uvicorn; sys.exit(uvicorn.main())"
 MARK = "SEATRIAL_EMBEDDED_SERVER"  # its address, for whoever would show a link to it
 
 _started: list[Server] = []
@@ -27,11 +31,27 @@ def start_early(settings: Settings) -> None:
     port = free_port()
     folder = settings.home / "prefect"
     folder.mkdir(parents=True, exist_ok=True)
-    words = [sys.executable, "-m", "uvicorn", "--factory", "prefect.server.api.server:create_app", "--host", LOOPBACK]
+    words = [sys.executable, "-c", BOOT, "--factory", "prefect.server.api.server:create_app", "--host", LOOPBACK]
     words += ["--port", str(port), "--log-level", "error", "--lifespan", "on"]
     own = {"PREFECT_UI_ENABLED": "0", "PREFECT__SERVER_EPHEMERAL": "1", "PREFECT__SERVER_FINAL": "1"}
     _start(Command(name="embedded-server", words=words, environment={**os.environ, **own}, folder=folder, grace_s=END_GRACE_S))
     os.environ["PREFECT_API_URL"] = os.environ[MARK] = f"http://{LOOPBACK}:{port}/api"
+
+
+@contextmanager
+def at_hand() -> Iterator[None]:
+    """Enter when the server answers. Flow runs send one that was started here no heartbeats: it ends with them, and nobody else listens.
+
+    Raises ServerError as `wait_until_ready` does.
+    """
+    wait_until_ready()
+    if not _started:
+        yield
+        return
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+
+    with temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):  # the thread that sends them is waited for: up to a second
+        yield
 
 
 def wait_until_ready() -> None:

@@ -1,4 +1,4 @@
-"""The end of a command's process."""
+"""A command's process: how it begins, and how it ends."""
 
 import atexit
 import contextlib
@@ -7,6 +7,7 @@ import sys
 import threading
 from typing import NoReturn
 
+RARELY = 10_000  # new objects between two looks for garbage, not 700: modules leave none, and 3,000 load in four fifths of the time
 EXIT_UNREAD = 120  # as the interpreter's own: nobody took what was written
 
 

@@ -152,7 +152,8 @@ def _study(request: ReleaseRequest, settings: Settings, world_sizes: tuple[int, 
     frames = tempfile.TemporaryDirectory(dir=_scratch(settings), prefix=_PLANNING)
     with ThreadPoolExecutor(1) as pool:
         sources = pool.submit(all_sources, request.recipe)
-        facts: RecipeFacts = ranks.call("trainer.describe:describe", request.recipe, frames.name, deadline_s=DESCRIBE_DEADLINE_S)
+        asked = (request.recipe, frames.name)
+        facts: RecipeFacts = ranks.call("trainer.describe:describe", *asked, deadline_s=DESCRIBE_DEADLINE_S, early=True)
         for world_size in world_sizes:
             check_world_size(world_size, facts.training.lanes)
         seconds = time.monotonic() - began

@@ -15,7 +15,7 @@ from flows.candidate import ensure_candidate
 from flows.clock import utc_now
 from flows.conduct import Keep, Steps, conduct
 from flows.device_slots import slots_held
-from flows.embedded_server import wait_until_ready
+from flows.embedded_server import at_hand
 from flows.finishing import known_entries, what_is_left
 from flows.gates import fresh_bench, hold_gate
 from flows.hands import REAL
@@ -26,12 +26,12 @@ from flows.plan import ReleasePlan, ReleaseRequest, make_plan, prepare, request_
 from flows.probes import Bench
 from flows.progress import ProgressBar
 from flows.promote import make_true
-from flows.reporting import draw_ahead
 from flows.surroundings import make_ready
 from flows.under_way import Candidate, Desk, Release
 from infra.attestations import open_notary
 from infra.journal import Journal
 from infra.markdown import safe
+from infra.plots import recall
 from infra.pointer import Pointer
 from infra.registry import Registry
 from infra.report import ReleaseReport
@@ -97,10 +97,9 @@ def go_on(release_id: str) -> dict[str, Any]:
     journal = Journal(store, release_id)
     prepared = prepare(request_of(journal), settings)
     Registry(settings)
-    draw_ahead(store, journal)
     prepared()
-    wait_until_ready()
-    state = cast(State[Any], finish_release(release_id, return_state=True))  # not awaitable: no loop runs here
+    with at_hand():
+        state = cast(State[Any], finish_release(release_id, return_state=True))  # not awaitable: no loop runs here
     document = state.result(raise_on_failure=False)
     if not isinstance(document, dict):
         state.result()  # raises the exception that ended the flow
@@ -115,6 +114,7 @@ def _go_on(settings: Settings, store: ObjectStore, release_id: str, *, gate: str
     with slots_held(model), owning(store, release_id, flow_run_id=flow_run_id()) as owner:
         _end_what_was_begun(settings, store, registry, journal, owner)
         plan = make_plan(request, settings, release_id=release_id)
+        recall(plan.folder)
         made = _under_way(settings, store, registry, plan, journal, owner)
         return _finished(made, *conduct(made, steps_of_flow(), fresh=frozenset({gate} if gate else ()), keep=keep))
 

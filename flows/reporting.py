@@ -9,7 +9,7 @@ from pydantic import TypeAdapter
 from flows.clock import utc_now
 from flows.drills import costs
 from flows.under_way import Release
-from infra.journal import Journal
+from infra import plots
 from infra.markdown import plot_files
 from infra.report import CostLine, GateLine, ReleaseReport, ReportCard, render_html
 from infra.store import ObjectStore, get_evidence, put_evidence
@@ -65,19 +65,10 @@ def kept_report(store: ObjectStore, sha256: str) -> ReleaseReport:
     return _REPORT.validate_python(found["report"])
 
 
-def draw_ahead(store: ObjectStore, journal: Journal) -> None:
-    """Draw the latest report's plots while something else is waited for: those of gates that are kept are asked for again."""
-    decision = journal.latest("decision")
-    if decision is not None:
-        plot_files(kept_report(store, str(decision.payload["report"])))
-
-
 def write_report(folder: Path, report: ReleaseReport) -> Path:
     """report.html and plots/*.png in the release's folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, picture in plot_files(report).items():
-        (folder / name).parent.mkdir(exist_ok=True)
-        (folder / name).write_bytes(picture)
+    plots.keep(folder, plot_files(report))
     page = folder / "report.html"
     page.write_text(render_html(report), encoding="utf-8")
     return page

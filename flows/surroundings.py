@@ -11,8 +11,8 @@ from validation.errors import ConfigError
 
 # what calls of a release and looks into its incidents need, but not its ranks
 WHEN_IDLE = (
-    "infra.dumps", "mlflow.pytorch", "mlflow.pyfunc", "sklearn.linear_model", "torch.export", "torch.export.pt2_archive._package",
-    "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.model_registry.sqlalchemy_store", "torch._inductor.codecache",
+    "mlflow.pytorch", "mlflow.pyfunc", "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.model_registry.sqlalchemy_store",
+    "torch.export", "torch.export.pt2_archive._package", "torch._inductor.codecache", "sklearn.linear_model", "infra.dumps",
 )  # fmt: skip
 
 

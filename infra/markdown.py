@@ -74,9 +74,9 @@ def registry_description(report: ReleaseReport, run_id: str, experiment_id: str)
     )
 
 
-def plot_files(report: ReleaseReport) -> dict[str, bytes]:
-    """Every plot of a release as PNG, by its artifact path "plots/NAME.png"; the names `registry_description` links."""
-    return {path: plot_png(plot) for path, _, plot in _named_plots(report)}
+def plot_files(report: ReleaseReport) -> dict[str, Plot]:
+    """Every plot of a release by its artifact path "plots/NAME.png"; the names `registry_description` links."""
+    return {path: plot for path, _, plot in _named_plots(report)}
 
 
 def gate_artifact_markdown(line: GateLine) -> str:

@@ -1,65 +1,60 @@
-"""A verdict's plots as PNG: described by data in validation/verdict.py, drawn here and nowhere else.
+"""A verdict's plots as PNG: described by data in validation/verdict.py, drawn once (infra/plot_canvas.py), and kept where they are shown.
 
-Drawn without pyplot and without metadata, so that equal plots give equal bytes. Figures are 6.4 inches wide and are shown at 640
-CSS pixels. Series differ by marker, dash and label besides colour. What cannot be drawn (NaN, infinity, nothing at all) is
-written into the picture: a hole in a plot must not look like a good value.
+A release that is judged again shows most of its plots again. Beside its pictures lies an index that says which plot each one shows and
+what drew it; what still holds is read, what does not is drawn. matplotlib is loaded only when something has to be drawn.
 """
 
-import io
-import math
-import warnings
-from functools import lru_cache
+import json
+from collections.abc import Mapping
+from functools import cache, lru_cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
-
-from infra.drawing import INK, LIMIT, TEXT_PT, TITLE_PT, drawable, wrapped
-from infra.plot_bars import draw_bars, height_in
-from infra.plot_lines import draw_lines
-from infra.wording import number
+from validation.canonical import digest, sha256_hex
 from validation.verdict import Plot
 
-WIDTH_IN = 6.4
-DPI = 115  # 736 pixels wide: the registry shows pictures at their own size and cuts off what is wider than its column
+INDEX = "plots.json"
+_recalled: dict[str, bytes] = {}  # digest of a plot -> its picture, drawn by this code earlier
+
+
+def plot_png(plot: Plot) -> bytes:
+    """A plot as PNG, 736 pixels wide; the same plot gives the same bytes. Data that cannot be drawn are named in the picture."""
+    return (_recalled.get(digest(plot)) if _recalled else None) or _drawn(plot)
+
+
+def keep(folder: Path, plots: Mapping[str, Plot]) -> None:
+    """Write plots as files, by their paths inside the folder, and the index that `recall` reads."""
+    pictures = {name: plot_png(plot) for name, plot in plots.items()}
+    for name, png in pictures.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(png)
+    entries = {name: {"plot": digest(plots[name]), "sha256": sha256_hex(png)} for name, png in pictures.items()}
+    (folder / INDEX).write_text(json.dumps({"drawn_by": _drawn_by(), "pictures": entries}, indent=1), encoding="utf-8")
+
+
+def recall(folder: Path) -> None:
+    """Take the pictures that `keep` left in a folder, unless other code drew them; not one that was altered since."""
+    try:
+        index: dict[str, Any] = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        if index["drawn_by"] != _drawn_by():
+            return
+        pictures = {entry["plot"]: (entry["sha256"], (folder / name).read_bytes()) for name, entry in index["pictures"].items()}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return  # they are drawn again
+    _recalled.update({plot: png for plot, (sha256, png) in pictures.items() if sha256_hex(png) == sha256})
 
 
 @lru_cache(maxsize=64)
-def plot_png(plot: Plot) -> bytes:
-    """Draw a plot as PNG, 736 pixels wide; the same plot gives the same bytes. Data that cannot be drawn are named in the picture."""
-    problem = _problem(plot)
-    numeric = _is_numeric(plot)
-    height = 1.6 if problem else 3.7 if numeric else height_in(plot)
-    figure = Figure(figsize=(WIDTH_IN, height), dpi=DPI, facecolor="white", layout="constrained")
-    figure.suptitle(wrapped(plot.title, 66), fontsize=TITLE_PT, fontweight="bold", color=INK, x=0.012, ha="left")
-    axes = figure.add_subplot()
-    if problem:
-        axes.set_axis_off()
-        axes.text(0.5, 0.5, wrapped(problem, 60), ha="center", va="center", fontsize=TEXT_PT, color=LIMIT, transform=axes.transAxes)
-    elif numeric:
-        draw_lines(axes, plot)
-    else:
-        draw_bars(axes, plot)
-    return _encoded(figure)
+def _drawn(plot: Plot) -> bytes:
+    from infra.plot_canvas import draw
+
+    return draw(plot)
 
 
-def _encoded(figure: Figure) -> bytes:
-    body = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*[Gg]lyph")  # names in scripts that the font lacks are drawn as boxes
-        FigureCanvasAgg(figure).print_png(body, metadata={"Software": None})  # type: ignore[no-untyped-call]
-    return body.getvalue()
-
-
-def _problem(plot: Plot) -> str:
-    """Why a plot cannot be drawn at all, "" when it can."""
-    if not any(series.x for series in plot.series):
-        return "nothing to draw: the evidence holds no values"
-    if any(len(series.x) != len(series.y) for series in plot.series):
-        return "cannot be drawn: a series has more labels than values, or fewer; see the table"
-    if not any(drawable(y, plot) for series in plot.series for y in series.y):
-        return f"nothing to draw: {', '.join(sorted({number(y) for series in plot.series for y in series.y}))} only"
-    return ""
-
-
-def _is_numeric(plot: Plot) -> bool:
-    return plot.kind != "bar" and all(isinstance(x, int | float) and math.isfinite(x) for series in plot.series for x in series.x)
+@cache
+def _drawn_by() -> str:
+    """Digest of all that makes the bytes of a picture."""
+    here = Path(__file__).parent
+    sources = [*sorted(here.glob("plot_*.py")), here / "drawing.py", here / "wording.py"]
+    return digest([version("matplotlib"), version("pillow"), *(sha256_hex(source.read_bytes()) for source in sources)])

@@ -30,6 +30,8 @@ from trainer.children import state_of, wait_gone
 from trainer.config import TrainJob
 from trainer.watch import LOOK_S, STOPPED_S
 from trainer.wires import (
+    EARLY,
+    USUAL,
     WARM_ENVIRON,
     CallRequest,
     Failure,
@@ -120,14 +122,16 @@ def _after_loss(request: GroupRequest, error: "_LostError") -> GroupRequest:
     return replace(request, lost=lost)
 
 
-def call(target: str, *args: Any, deadline_s: float, **kwargs: Any) -> Any:
+def call(target: str, *args: Any, deadline_s: float, early: bool = False, **kwargs: Any) -> Any:
     """Run "module:function" in a warm process of its own session and return its result.
 
+    Args: early, a server that still imports does not finish that first: the function imports what it needs.
     Arguments and result are pickled; the result may not hold torch objects, since this process stays free of torch.
     Raises: errors of the validation.errors tree as the function raised them; RankError for any other exception (with the end of its
     traceback), a death, or the deadline (s, counted from the fork).
     """
-    return _ask(CallRequest(target=target, arguments=pickle.dumps((args, kwargs)), deadline_s=deadline_s), deadline_s=deadline_s)
+    request = CallRequest(target=target, arguments=pickle.dumps((args, kwargs)), deadline_s=deadline_s)
+    return _ask(request, deadline_s=deadline_s, word=EARLY if early else USUAL)
 
 
 def shut_down() -> None:
@@ -185,10 +189,10 @@ class _Server:
         hung_up = is_readable(self._control.fileno(), 0)  # it never speaks there; seen at once, its end only when it is reaped
         return self._keeper.is_alive() and not hung_up
 
-    def hand(self, link: socket.socket) -> None:
+    def hand(self, link: socket.socket, word: bytes) -> None:
         """Give the server one end of a request's link."""
         with self._lock, contextlib.suppress(OSError):  # a server that is dead or shut down shows as a closed link
-            socket.send_fds(self._control, [b"L"], [link.fileno()])
+            socket.send_fds(self._control, [word], [link.fileno()])
 
     def last_words(self) -> str:
         """The end of what the server wrote."""
@@ -231,13 +235,13 @@ atexit.register(shut_down)
 Told = Mapping[type, Callable[[Any], None] | None]  # kind of message -> who wants to hear it
 
 
-def _ask(request: GroupRequest | CallRequest, *, deadline_s: float, told: Told | None = None) -> Any:
+def _ask(request: GroupRequest | CallRequest, *, deadline_s: float, told: Told | None = None, word: bytes = USUAL) -> Any:
     """Hand a request to a leader of its own and wait for the answer; on return nothing of the request is alive."""
     surroundings = Surroundings(environ=dict(os.environ), cwd=os.getcwd(), path=[str(entry) for entry in sys.path])  # noqa: PTH109
     server = _server()
     with contextlib.ExitStack() as cleanup:
         ours, theirs = map(cleanup.enter_context, socket.socketpair())
-        server.hand(theirs)
+        server.hand(theirs, word)
         theirs.close()
         ours.settimeout(START_S)
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # _wait says what became of the server

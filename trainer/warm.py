@@ -14,19 +14,17 @@ import signal
 import socket
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn
 
 import trainer.recipes
 from trainer.children import adopt_orphans, die_with_parent, kill_children
 from trainer.leader import lead
-from trainer.wires import is_readable
+from trainer.wires import EARLY, is_readable
 
-# pyarrow.parquet: pandas imports it at the first table
-PRELOAD = (
-    "torch", "torch.distributed", "torch.distributed.checkpoint", "torch.utils.serialization.config", "safetensors.torch",
-    "numpy.ctypeslib", "pandas", "pyarrow.parquet", "pyarrow.pandas_compat",
-)  # fmt: skip
+# What a recipe's description needs; pyarrow.parquet: pandas imports it at the first table.
+PRELOAD_FIRST = ("torch", "torch.distributed", "numpy.ctypeslib", "pandas", "pyarrow.parquet", "pyarrow.pandas_compat", "trainer.describe")
+PRELOAD = ("torch.distributed.checkpoint", "torch.utils.serialization.config", "safetensors.torch")  # and all of trainer
 # As soon as nobody has to wait for it: the first optimizer pulls in 829 modules through torch._dynamo, a second's work.
 PRELOAD_NEXT = ("torch._dynamo", "torch.profiler._cupti_monitor")
 LEADERS_END_S = 2.0
@@ -36,52 +34,52 @@ IDLE_MS = 200  # nobody asked for anything for so long: time for the imports tha
 def serve(control_fd: int, parent: int, when_idle: Sequence[str] = ()) -> NoReturn:
     """Import, then fork a leader for each link that arrives, until the flow process (`parent`, a pid) hangs up or dies.
 
-    Modules named in `when_idle` are imported, one at a time, while no leader is alive and nobody asks.
+    A link that comes with the word EARLY is served before everything is imported. Modules named in `when_idle` are imported, one at a
+    time, while no leader is alive and nobody asks.
     """
     leaders: dict[int, int] = {}  # pidfd -> pid
     try:
         die_with_parent(parent, signal.SIGTERM)  # the default action until the imports are done: nobody has to be told yet
-        _preload()
+        _import_all(PRELOAD_FIRST)
         adopt_orphans()
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=False)  # inherited: a rank tells in its log where it is
         signal.signal(signal.SIGTERM, _leave)
-        _fork_on_request(socket.socket(fileno=control_fd), leaders, list(PRELOAD_NEXT), list(when_idle))
+        _fork_on_request(socket.socket(fileno=control_fd), leaders, list(when_idle))
     finally:
         _end_leaders(leaders)
         os._exit(0)
 
 
-def _preload() -> None:
-    for name in PRELOAD:
-        _import(name)
+def _own_modules() -> Iterator[str]:
     for package in (trainer, trainer.recipes):
-        for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-            _import(found.name)
-    gc.collect()
-    gc.freeze()  # the children share these pages until they write on them
+        yield from (found.name for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."))
 
 
-def _import(name: str) -> None:
+def _import_all(names: Iterable[str]) -> None:
     """Import, or leave the error for the rank that needs the module: it can say so to somebody."""
-    try:
-        importlib.import_module(name)
-    except Exception:
-        traceback.print_exc()
+    gc.disable()  # imports leave next to no garbage, and looking for it takes a fifth of their time
+    for name in names:
+        try:
+            importlib.import_module(name)
+        except Exception:
+            traceback.print_exc()
+    gc.freeze()  # the children share these pages until they write on them
+    gc.enable()
 
 
 def _leave(*_: object) -> NoReturn:
     raise SystemExit(0)
 
 
-def _fork_on_request(control: socket.socket, leaders: dict[int, int], soon: list[str], when_idle: list[str]) -> None:
-    """Args: soon, modules to import between two requests, whoever is at work; when_idle, those that wait until nobody is."""
+def _fork_on_request(control: socket.socket, leaders: dict[int, int], when_idle: list[str]) -> None:
+    """Args: when_idle, modules to import while nobody is at work; all others are imported between two requests, whoever is."""
+    first, soon = [*PRELOAD, *_own_modules()], list(PRELOAD_NEXT)
     poller = select.poll()
     poller.register(control, select.POLLIN)
     while True:
-        heard = poller.poll(0 if soon else IDLE_MS if when_idle and not leaders else None)
+        heard = poller.poll(0 if first or soon else IDLE_MS if when_idle and not leaders else None)
         if not heard:
-            _import((soon or when_idle).pop(0))
-            gc.freeze()
+            _import_all([(first or soon or when_idle).pop(0)])
         for fd, _ in sorted(heard, key=lambda found: found[0] not in leaders):  # what a dead leader left ends before the next one starts
             if fd in leaders:
                 poller.unregister(fd)
@@ -90,6 +88,9 @@ def _fork_on_request(control: socket.socket, leaders: dict[int, int], soon: list
             word, links, _, _ = socket.recv_fds(control, 1, 1, socket.MSG_CMSG_CLOEXEC)
             if not word:
                 return
+            if word != EARLY:
+                _import_all(first)
+                first.clear()
             if links:  # none when this process is out of descriptors: the asker sees its link closed
                 poller.register(_fork_leader(control, socket.socket(fileno=links[0]), leaders), select.POLLIN)
 

@@ -18,6 +18,7 @@ from validation import errors
 HEADER = struct.Struct("!Q")
 COUNT = struct.Struct("q")
 CHUNK_BYTES = 1 << 20
+USUAL, EARLY = b"L", b"E"  # words with which a request's link is handed to the warm server
 TRACE_LINES = 12
 # What every warm process has in its environment, from the server's start: it is read when the libraries are loaded.
 WARM_ENVIRON = {

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from scipy import stats
+import scipy  # its parts are loaded when they are first asked for
 
 from validation.served import ColumnCounts, Usual
 
@@ -119,7 +119,7 @@ def chance_index(bins: int, reference_rows: int, served_rows: int) -> tuple[floa
     """PSI that no change gives: its mean, and its 99 % quantile."""
     scale = 1 / max(reference_rows, 1) + 1 / max(served_rows, 1)
     freedom = max(bins - 1, 1)
-    return freedom * scale, float(stats.chi2.ppf(CHANCE, freedom)) * scale
+    return freedom * scale, float(2 * scipy.special.gammaincinv(freedom / 2, CHANCE)) * scale
 
 
 def measure_drift(column: ColumnCounts, today: str) -> Drift:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+import scipy  # its parts are loaded when they are first asked for
 
 from validation.drift import CHANCE, Drift
 from validation.monitoring_join import Joined
@@ -121,7 +121,7 @@ def _drift_check(policy: MonitoringPolicy, name: str, drift: Drift, where: str) 
 
 def proven_share(count: float, n: float, alpha: float) -> float:
     """Lower limit of a share that `count` of `n` cases prove with error at most alpha; 0 without cases."""
-    return float(stats.beta.ppf(alpha, count, n - count + 1)) if 0 < count <= n else 0.0
+    return float(scipy.special.betaincinv(count, n - count + 1, alpha)) if 0 < count <= n else 0.0
 
 
 def _share(records: MonitorRecords, policy: MonitoringPolicy, name: str, failed: float, asked: float, part: str) -> Check:

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import scipy  # its parts are loaded when they are first asked for
 import simpy
-from scipy import stats
 
 from validation.arrivals import WEEK_S, Demand, arrivals
 from validation.errors import EvidenceError
@@ -195,7 +195,7 @@ def _over_seeds(runs: Sequence[Sequence[Served]], quantity: Callable[[list[float
     mean = _mean(values)
     if len(values) < 2:
         return Estimate(value=mean, low=math.nan, high=math.nan)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
+    half = float(scipy.special.stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * float(np.std(values, ddof=1)) / math.sqrt(len(values))
     return Estimate(value=mean, low=max(0.0, mean - half), high=mean + half)
 
 

@@ -74,8 +74,8 @@ def standard_error(group: Cells, values: Floats) -> Floats:
 def bounds(group: Cells, error: Floats, *, confidence: float, family: int) -> Bounds:
     """Reach (S,) of a one-sided interval, alone and as one of `family` simultaneous ones."""
     freedom = np.maximum(group.clusters - 1, 1)
-    alone = scipy.stats.t.ppf(confidence, freedom) * error
-    together = scipy.stats.t.ppf(1 - (1 - confidence) / max(family, 1), freedom) * error
+    alone = scipy.special.stdtrit(freedom, confidence) * error
+    together = scipy.special.stdtrit(freedom, 1 - (1 - confidence) / max(family, 1)) * error
     return Bounds(plain=np.asarray(alone, np.float64), family=np.asarray(together, np.float64))
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from scipy.stats import binom, norm
+import scipy  # its parts are loaded when they are first asked for
 
 from validation.straggling_lateness import Lateness
 from validation.straggling_table import Matrix
@@ -48,7 +48,7 @@ def episodes(late: Lateness) -> list[Late]:
     steps, ranks = late.excess.shape
     windows = list(_windows(steps))
     scores, sums, healthy = _running(late.score), _running(late.excess), _running(late.healthy_ms[:, np.newaxis])
-    threshold = norm.isf(ALARMS / (ranks * len(windows)))
+    threshold = -scipy.special.ndtri(ALARMS / (ranks * len(windows)))
     found: dict[int, list[tuple[int, int]]] = {}
     for start, stop in windows:
         deviation = math.sqrt((stop - start) * (ranks**2 - 1) / 12)
@@ -134,7 +134,7 @@ def _recurring(late: Lateness, rows: Places, columns: Places, alarms: float) -> 
     for place in np.flatnonzero(counts >= RECURRENT):
         at = rows[columns == place]
         period, chance = regular(at)
-        chance *= min(1.0, ranks * float(binom.sf(counts[place] - 1, len(rows), 1 / ranks)))
+        chance *= min(1.0, ranks * float(scipy.special.bdtrc(counts[place] - 1, len(rows), 1 / ranks)))
         burst = _burst(at, len(rows), steps * ranks, alarms)
         if chance > alarms:
             at = burst
@@ -154,7 +154,7 @@ def regular(at: Places) -> tuple[int, float]:
         return 0, 1.0
     period = int(np.median(gaps))
     chances = [
-        float(binom.sf(int((np.abs(gaps - period) <= slack).sum()) - 2, len(gaps) - 1, min(1.0, lengths * math.exp(-1) / period)))
+        float(scipy.special.bdtrc(np.sum(np.abs(gaps - period) <= slack) - 2, len(gaps) - 1, min(1.0, lengths * math.exp(-1) / period)))
         for slack, lengths in ((0, 1), (1, 3))
     ]
     chance = min(1.0, 2 * min(chances))

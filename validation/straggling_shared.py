@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.ndimage import median_filter
+import scipy  # its parts are loaded when they are first asked for
 
 from validation.straggling_lateness import Lateness
 from validation.straggling_patterns import ALARMS, Places, regular
@@ -96,7 +96,7 @@ def slow_stretch(late: Lateness) -> Stretch | None:
     job = np.median(own, axis=1)
     if len(job) < 2 * SLOW_STEPS:
         return None
-    smooth = median_filter(job, size=SMOOTHED, mode="nearest")
+    smooth = scipy.ndimage.median_filter(job, size=SMOOTHED, mode="nearest")
     low = float(np.quantile(smooth, 0.25))
     inside = smooth > low * (1 + (SLOW_RATIO - 1) / 2)
     starts, stops = _runs(inside)

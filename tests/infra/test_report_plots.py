@@ -2,7 +2,9 @@
 
 import io
 import math
+from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import helpers_report as sample
 import numpy as np
@@ -10,8 +12,10 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
+from infra import plots
 from infra.drawing import reference_text
 from infra.plot_bars import draw_bars
+from infra.plot_canvas import draw
 from infra.plot_lines import spread
 from infra.plots import plot_png
 from validation.verdict import Plot, Series
@@ -42,8 +46,31 @@ def test_plot_is_a_png_of_plausible_size(title: str) -> None:
 @pytest.mark.parametrize("title", ["Scaling efficiency", "Recovery by segment", "Mean utility by contender"])
 def test_equal_plots_give_equal_bytes(title: str) -> None:
     """Drawing anew, past the cache, gives the same file: no clock and no version in it."""
-    assert plot_png.__wrapped__(PLOTS[title]) == plot_png(PLOTS[title])
+    assert draw(PLOTS[title]) == plot_png(PLOTS[title])
     assert "Software" not in Image.open(io.BytesIO(plot_png(PLOTS[title]))).info
+
+
+def test_kept_pictures_are_shown_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What lies beside a report and still holds is read, not drawn; an altered picture, other code's or a torn index is."""
+    monkeypatch.setattr(plots, "_recalled", recalled := {})
+    first, second = (PLOTS[title] for title in ("Scaling efficiency", "Recovery by segment"))
+    plots.keep(tmp_path, {"plots/first.png": first, "plots/second.png": second})
+    (tmp_path / "plots" / "second.png").write_bytes(b"another picture")
+    plots.recall(tmp_path)
+    drawn = Counter[str]()
+    monkeypatch.setattr(plots, "_drawn", lambda plot: drawn.update([plot.title]) or b"")
+
+    assert plots.plot_png(first) == (tmp_path / "plots" / "first.png").read_bytes()
+    plots.plot_png(second)
+    assert drawn == {"Recovery by segment": 1}
+
+    recalled.clear()
+    index = tmp_path / plots.INDEX
+    whole = index.read_text()
+    for text in (whole.replace('"drawn_by": "', '"drawn_by": "0'), whole[:100], "[]", '{"drawn_by": 1}'):
+        index.write_text(text)
+        plots.recall(tmp_path)
+    assert recalled == {}
 
 
 def test_many_slices_get_the_height_they_need() -> None:

@@ -123,6 +123,11 @@ def chat(job: TrainJob, world: World, rendezvous: str, emit: Emit) -> None:
     Path(job.folder, f"sum-{world.rank}").write_text(surroundings("SEATRIAL_TEST"))
 
 
+def imported(names: tuple[str, ...]) -> list[bool]:
+    """Which modules this process has loaded."""
+    return [name in sys.modules for name in names]
+
+
 def surroundings(variable: str) -> str:
     """Pids, folder and a variable of this process, and whether torch was there before anybody asked for it."""
     return json.dumps({

@@ -54,6 +54,20 @@ def test_second_request_finds_everything_imported():
     assert all(second[name] for name in ("torch", "dynamo", "pandas"))
 
 
+def test_an_early_call_does_not_wait_for_imports_it_has_no_use_for():
+    """A call that asks for it is answered once torch is there; whoever comes later finds the trainer imported, too."""
+    code = """if True:
+        import helpers_ranks
+        from trainer import ranks
+        names = ("torch", "trainer.loop")
+        print(*(ranks.call("helpers_ranks:imported", names, early=early, deadline_s=60) for early in (True, False)))
+    """
+    environ = os.environ | {"PYTHONPATH": str(Path(helpers_ranks.__file__).parent)}
+    words = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, check=True).stdout
+
+    assert words == "[True, False] [True, True]\n"
+
+
 def test_server_that_forks_has_one_thread():
     """A fork copies one thread only, so the process that forks must not have others."""
     server = where()["server"]
