@@ -19,6 +19,7 @@ from flows.effects import carry_out
 from flows.in_force import was_in_force
 from infra.attestations import Notary, open_notary
 from infra.journal import Journal, list_releases, new_release_id
+from infra.markdown import headed
 from infra.pointer import Pointer, ServingKind, admission, move_pointer, pointer_key, read_pointer
 from infra.registry import STATUS_TAG, Registry, mirror_current
 from infra.settings import Settings
@@ -223,16 +224,24 @@ def _mark(desk: Desk, model: str, plan: Mapping[str, Any]) -> dict[str, Any]:
         return {"skipped": f"version {plan['version']} is not in the registry"}
     if plan["status"] == "abandoned" and (said or admission(desk.store, model, plan["version"])):
         return {"skipped": f"version {plan['version']} is {said or 'admitted'} meanwhile"}
-    desk.registry.mark(model, plan["version"], plan["status"], plan["reason"])
+    _say(desk, model, plan)
     return {}
 
 
 def _return(desk: Desk, model: str, plan: Mapping[str, Any]) -> dict[str, Any]:
     """A version that serves again is no longer called rolled back."""
-    if _shown(desk, model).get(plan["version"]) in (None, plan["status"]):
-        return {}
-    desk.registry.mark(model, plan["version"], plan["status"], plan["reason"])
+    if _shown(desk, model).get(plan["version"]) not in (None, plan["status"]):
+        _say(desk, model, plan)
     return {}
+
+
+def _say(desk: Desk, model: str, plan: Mapping[str, Any]) -> None:
+    """In words first, then the status, by which it is known to be done."""
+    version, status, reason = plan["version"], plan["status"], plan["reason"]
+    page = next(page for page in desk.registry.pages(model) if page.version == version)
+    if (text := headed(page.description, status, reason)) != page.description:
+        desk.registry.describe(model, version, description=text or f"{status.capitalize()}.", tags={})
+    desk.registry.mark(model, version, status, reason)
 
 
 def _tag(desk: Desk, model: str, plan: Mapping[str, Any]) -> dict[str, Any]:

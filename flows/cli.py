@@ -18,7 +18,8 @@ from flows.cli_operations import add_operations
 from flows.leaving import RARELY, end_at_once, leave
 from validation.errors import ConfigError, InputError, ReleaseError
 
-STOPPED = "seatrial: stopped by hand; every rank was ended. What was journalled stays; `seatrial show` says how far it came."
+STOPPED = "seatrial: stopped by {signal}; every rank was ended. What was journalled stays; {next}."
+STOPPED_BEFORE = "seatrial: stopped by hand; every rank was ended. What was journalled stays; `seatrial show` says how far it came."
 CHECK_STOPPED = "seatrial: stopped by hand; every rank was ended. Nothing was decided or kept: run `seatrial check` again for a verdict."
 EXIT_DONE, EXIT_FAULT, EXIT_INPUT, EXIT_REFUSED = 0, 1, 2, 3
 
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"seatrial: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAULT
     except KeyboardInterrupt:
-        print(STOPPED, file=sys.stderr)  # noqa: T201
+        print(STOPPED_BEFORE, file=sys.stderr)  # noqa: T201
         return EXIT_FAULT
 
 
@@ -118,8 +119,19 @@ def _add_train(commands: Any) -> None:
     train.set_defaults(run=_train)
 
 
-def _stopped_by_hand(*_: object) -> NoReturn:
-    end_at_once(STOPPED)
+def _stop_when_told() -> None:
+    """Ctrl-C and SIGTERM end a release at once, with its name. Prefect ends the flow run first when it is SIGTERM, then sends it again."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stopped)
+
+
+def _stopped(number: int, _frame: object) -> NoReturn:
+    from flows.ownership import worked_on
+
+    go_on = "`seatrial show` says how far it came"
+    if worked_on:
+        go_on = f"`seatrial finish {worked_on[0]}` goes on from there, `seatrial show {worked_on[0]}` says how far it came"
+    end_at_once(STOPPED.format(signal=signal.Signals(number).name, next=go_on))
 
 
 def _release(arguments: argparse.Namespace) -> int:
@@ -144,7 +156,7 @@ def _release(arguments: argparse.Namespace) -> int:
     Registry(settings)  # and a registry that does not answer
     prepared()
     with at_hand():
-        signal.signal(signal.SIGINT, _stopped_by_hand)
+        _stop_when_told()
         state: Any = release(request.recipe, request.policy_text, list(request.world_sizes), request.drill, return_state=True)
     try:
         return _decided(state, as_json=arguments.json)
@@ -188,7 +200,7 @@ def _gate(arguments: argparse.Namespace) -> int:
     Registry(settings)
     prepared()
     with at_hand():
-        signal.signal(signal.SIGINT, _stopped_by_hand)
+        _stop_when_told()
         state = rerun_gate(arguments.name, arguments.release, return_state=True)
     return _decided(state, as_json=arguments.json)
 

@@ -21,6 +21,7 @@ from trainer.children import pid_of, state_of
 from validation.canonical import canonical_json
 from validation.errors import ConflictError, EvidenceError
 
+worked_on: list[str] = []  # the release that this process asked for last, for the last words of one that is told to go
 _TRIES = 20  # each lost write means that somebody else took the release or gave it back
 
 
@@ -66,6 +67,8 @@ def own(store: ObjectStore, release_id: str, *, flow_run_id: str = "", take_over
     Raises: ConflictError naming who works on it; EvidenceError when the record cannot be read.
     """
     mine = _this_process(release_id, flow_run_id)
+    if root == "releases":
+        worked_on[:] = [release_id]
     for _ in range(_TRIES):
         found, etag = _read(store, _key(release_id, root))
         if found is not None and not found.until and not _is_same(found, mine):

@@ -16,9 +16,9 @@ from flows.proving import prove
 from flows.reporting import kept_report, write_report
 from flows.under_way import Desk
 from infra.export import files_sha256, version_uri
-from infra.markdown import registry_description
+from infra.markdown import headed, registry_description
 from infra.pointer import Pointer, admission, admit, move_pointer, read_pointer
-from infra.registry import mirror_current
+from infra.registry import REASON_TAG, mirror_current
 from infra.report import ReleaseReport, refusing_lines, release_document
 from infra.store import get_blob
 from validation.errors import ConflictError, EvidenceError
@@ -116,18 +116,20 @@ def _publish(desk: Desk, candidate: Mapping[str, str], report: ReleaseReport, pa
         registry.finish_run(run_id, ok=report.decision == "promoted")
     else:
         desk.say(f"run {run_id} was deleted in the registry, so the report is kept in {page} and in the store alone")
-    found = {page.version: page.status for page in registry.pages(desk.model)}
+    found = {page.version: page for page in registry.pages(desk.model)}
     if version not in found:
         desk.say(f"version {version} was deleted in the registry, so nothing is said on its page")
         return {"version": version, "status": "deleted", "run": has_run}
     status = {"status": "promoted" if report.decision == "promoted" else "refused", "release_id": report.release_id}
-    if found[version] == "rolled_back":
+    now = found[version].status
+    if now == "rolled_back":
+        description = headed(description, now, found[version].tags.get(REASON_TAG, ""))
         del status["status"]  # it served, its release died before the pages, and it was taken out of service since: that stays said
-    if found[version] == "promoted" and report.decision == "held" and not refusing_lines(report):
+    if now == "promoted" and report.decision == "held" and not refusing_lines(report):
         del status["status"]  # it served, and nothing was found against it since: as the last known-good it can still take over
     gates = {f"gate.{line.verdict.gate}": str(line.verdict.outcome) for line in report.gates}
     registry.describe(desk.model, version, description=description, tags=status | gates)
-    return {"version": version, "status": status.get("status", found[version]), "run": has_run}
+    return {"version": version, "status": status.get("status", now), "run": has_run}
 
 
 def _mirrored(desk: Desk) -> Mapping[str, Any]:

@@ -47,6 +47,7 @@ from infra.wording import (
 from validation.verdict import Check, GateVerdict, Plot
 
 URGENT_PLOTS = 2  # of each gate that did not pass: more of the first one would crowd out the second
+_SINCE = {"rolled_back": "Rolled back since", "abandoned": "Abandoned since"}  # status -> how its page begins, over what was said before
 KEY_PLOTS = 5  # on the version's page; the report has them all
 DESCRIPTION_CHARS = 5000  # what the registry's database column holds; longer ones are refused by PostgreSQL
 KEY_GATES = ("scaling", "slice_quality", "gradient_equivalence", "kill_and_resume")  # whose first plot is shown when all is well
@@ -72,6 +73,12 @@ def registry_description(report: ReleaseReport, run_id: str, experiment_id: str)
         f"Question: {safe(stopped(report.card.question))} Owner: {safe(report.card.owner)}.",
         *plots,
     )
+
+
+def headed(description: str, status: str, reason: str) -> str:
+    """A version's page under what became of it after its release; of one that serves again, or may, nothing of the kind is left."""
+    kept = re.sub(rf"\A({'|'.join(_SINCE.values())}): .*\n\n", "", description)
+    return f"{_SINCE[status]}: {safe(stopped(reason))}\n\n{kept}" if status in _SINCE else kept
 
 
 def plot_files(report: ReleaseReport) -> dict[str, Plot]:

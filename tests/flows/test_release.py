@@ -5,6 +5,7 @@ waiver and a person's yes, a second one over it, a drill, re-runs, a refusal, an
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -266,8 +267,11 @@ def test_a_candidate_that_cannot_be_registered_is_refused_with_the_reason(tmp_pa
     assert gates["gradient_equivalence"]["outcome"] == "pass"
 
 
-def test_an_interrupt_ends_a_release_at_once_and_leaves_no_process(tmp_path: Path) -> None:
-    """Ctrl-C at a terminal reaches the whole group: exit 1 within seconds, said in words; ranks, servers and helpers are gone."""
+@pytest.mark.parametrize("signum", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_an_interrupt_ends_a_release_at_once_and_leaves_no_process(tmp_path: Path, signum: signal.Signals) -> None:
+    """Ctrl-C at a terminal reaches the whole group, SIGTERM the command: exit 1 within seconds, with the release's name and what goes on
+    with it; ranks, servers and helpers are gone.
+    """
     (tmp_path / "policy.yaml").write_text(POLICY)
     yard = Yard(tmp_path)
     with (tmp_path / "err").open("w+") as err:
@@ -278,10 +282,10 @@ def test_an_interrupt_ends_a_release_at_once_and_leaves_no_process(tmp_path: Pat
             assert run.poll() is None, (tmp_path / "err").read_text()[-3000:]
             assert time.monotonic() < until
             time.sleep(0.2)
-        os.killpg(run.pid, signal.SIGINT)
+        (os.killpg if signum == signal.SIGINT else os.kill)(run.pid, signum)
 
         assert run.wait(timeout=60) == 1
-    assert "stopped by hand" in (tmp_path / "err").read_text()
+    assert re.search(rf"stopped by {signum.name}; .*`seatrial finish digits-\S+` goes on", (tmp_path / "err").read_text())
     _, alive = psutil.wait_procs(yard.processes(), timeout=5)
     assert alive == []
 

@@ -66,8 +66,11 @@ def test_a_version_by_number_comes_back(harbour: Harbour, model: str, answering:
     desk = harbour.desk()
     serving(harbour, desk, model)
     carry_out_rollback(desk, ask(model))
+    left = desk.registry.pages(model)[2].description
     document = carry_out_rollback(desk, ask(model, "3"))
 
+    assert left.startswith("Rolled back since: ")
+    assert desk.registry.pages(model)[2].description.startswith("Promot")
     assert serves(desk, model) == ("3", "last_known_good", "")
     assert [page.status for page in desk.registry.pages(model)] == ["baseline", "rolled_back", "promoted"]
     assert carry_out_rollback(desk, ask(model, "3"))["outcome"] == "already"

@@ -6,7 +6,15 @@ from dataclasses import replace
 import helpers_report as sample
 import pytest
 
-from infra.markdown import DESCRIPTION_CHARS, gate_artifact_markdown, plot_files, registry_description, release_summary_markdown, table_rows
+from infra.markdown import (
+    DESCRIPTION_CHARS,
+    gate_artifact_markdown,
+    headed,
+    plot_files,
+    registry_description,
+    release_summary_markdown,
+    table_rows,
+)
 from infra.report import ReleaseReport, headline
 from validation.verdict import Check, Outcome, check, conclude
 
@@ -58,6 +66,16 @@ def test_every_plot_is_a_file_of_its_own(report: ReleaseReport) -> None:
     files = plot_files(report)
     assert len(files) == sum(len(line.verdict.plots) for line in report.gates)
     assert all(re.fullmatch(r"plots/[a-z0-9-]+\.png", name) for name in files)
+
+
+def test_page_begins_with_what_became_of_the_version() -> None:
+    """One line over what the release said, however often it is said; gone when the version serves again. Reasons are no markdown."""
+    left = headed("Promoted: all is well.\n\n- x", "rolled_back", "arrivals\n[late](x)")
+    assert left.startswith("Rolled back since: arrivals [late")
+    assert left.endswith("\n\nPromoted: all is well.\n\n- x")
+    assert headed(left, "rolled_back", "arrivals\n[late](x)") == left
+    assert headed(left, "promoted", "it was the sensor") == "Promoted: all is well.\n\n- x"
+    assert headed("", "abandoned", "out of time") == "Abandoned since: out of time.\n\n"
 
 
 def test_gate_artifact_shows_checks_control_and_picture() -> None:
