@@ -19,7 +19,7 @@ from flows.leaving import RARELY, end_at_once, leave
 from validation.errors import ConfigError, InputError, ReleaseError
 
 STOPPED = "seatrial: stopped by {signal}; every rank was ended. What was journalled stays; {next}."
-STOPPED_BEFORE = "seatrial: stopped by hand; every rank was ended. What was journalled stays; `seatrial show` says how far it came."
+STOPPED_BY_HAND = "seatrial: stopped by hand; every rank was ended. What was written stays: the same command goes on with a training --run."
 CHECK_STOPPED = "seatrial: stopped by hand; every rank was ended. Nothing was decided or kept: run `seatrial check` again for a verdict."
 EXIT_DONE, EXIT_FAULT, EXIT_INPUT, EXIT_REFUSED = 0, 1, 2, 3
 
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"seatrial: {type(error).__name__}: {error}", file=sys.stderr)  # noqa: T201
         return EXIT_FAULT
     except KeyboardInterrupt:
-        print(STOPPED_BEFORE, file=sys.stderr)  # noqa: T201
+        print(STOPPED_BY_HAND, file=sys.stderr)  # noqa: T201
         return EXIT_FAULT
 
 

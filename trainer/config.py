@@ -46,6 +46,9 @@ class Fault:
         return f"{self.kind}:rank={self.rank},step={self.step},phase={self.phase},attempt={self.attempt}{tail}"
 
 
+LONGEST_FAULT_MS = 3_600_000
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
     """What a gate does to a recipe so that a fault shows: small, uneven and everything switched on (trainer/hardening.py)."""
@@ -130,14 +133,14 @@ def parse_fault(text: str) -> Fault:
         kind not in get_args(FaultKind)
         or fault.phase not in (*FAULT_PHASES, *WINDOW_PHASES)
         or given
-        or not 0 <= fault.ms < float("inf")
+        or not 0 <= fault.ms <= LONGEST_FAULT_MS
         or (kind in ("hold", "pause") and fault.ms == 0)
         or (kind == "full" and fault.phase != "write")
         or min(fault.rank, fault.step, fault.attempt) < 0
     ):
         raise ConfigError(
             f"fault '{text}' is unknown or out of range. Use {', '.join(get_args(FaultKind))} with rank, step, phase "
-            f"({'|'.join((*FAULT_PHASES, *WINDOW_PHASES))}), attempt and ms; hold and pause need ms, "
-            "full strikes in phase write."
+            f"({'|'.join((*FAULT_PHASES, *WINDOW_PHASES))}), attempt and ms (0 to {LONGEST_FAULT_MS:,}, an "
+            "hour); hold and pause need ms, full strikes in phase write."
         )
     return fault

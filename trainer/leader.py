@@ -39,6 +39,7 @@ def lead(link: socket.socket, server: int) -> NoReturn:
         os.setsid()
         adopt_orphans()
         signal.signal(signal.SIGTERM, _give_up)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # here and in the ranks: a death like any other, not an exception at a random line
         die_with_parent(server, signal.SIGTERM)
         _answer(link)
     finally:

@@ -75,6 +75,7 @@ def test_show_of_an_empty_store_is_an_empty_document(home: Path, capsys: Capture
             ["train", "tiny_recipe:recipe", "--steps", "3", "--fault", "kill:rank=0,step=1,attempt=1"], "never fired", id="unfired"
         ),
         pytest.param(["train", "tiny_recipe:recipe", "--fault", "delay:rank=0,step=1,ms=nan"], "out of range", id="delay of NaN"),
+        pytest.param(["train", "tiny_recipe:recipe", "--fault", "delay:rank=0,step=1,ms=1e18"], "an hour", id="delay of ages"),
         pytest.param(["release", "tiny_recipe:recipe", "--world-sizes", ","], "whole numbers", id="empty world sizes"),
         pytest.param(["release", "tiny_recipe:recipe", "--world-sizes", "2,4"], "world size 1", id="no reference"),
         pytest.param(["show", "typo"], "not a release id", id="show something else"),
