@@ -127,7 +127,7 @@ def begin(desk: Desk, journal: Journal, act: str, steps: Sequence[Step], **facts
 
 def finish(desk: Desk, journal: Journal) -> dict[str, Any]:
     """Do what is left of an act; returns {"<number> <effect>": result}, "moved" and, of a lost race, "overtaken"."""
-    payload = journal.records()[0].payload
+    payload = journal.refreshed()[0].payload
     results: dict[str, Any] = {"moved": False}
     for number, step in enumerate(payload["steps"]):
         if step.get("if_moved") and not results["moved"]:
@@ -136,7 +136,7 @@ def finish(desk: Desk, journal: Journal) -> dict[str, Any]:
         results[f"{number} {step['effect']}"] = dict(result)
         if step["effect"] == "fall_back":
             results |= {"moved": result["moved"], **({} if result["moved"] else {"overtaken": result})}
-    if not any(entry.kind == "finished" for entry in journal.records()):
+    if not any(entry.kind == "finished" for entry in journal.refreshed()):
         journal.append("finished", {"results": results}, time_utc=utc_now())
     return results
 

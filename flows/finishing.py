@@ -112,7 +112,7 @@ def _took_effect(store: ObjectStore, entries: tuple[Entry, ...], candidate: str)
 
 def known_entries(journal: Journal) -> tuple[Entry, ...]:
     """The records of a release that may go on. Raises ConfigError when there is none, or it was abandoned."""
-    entries = journal.records()
+    entries = journal.refreshed()
     if not entries or entries[0].kind != "started":
         raise ConfigError(f"there is no release '{journal.release_id}' in this store, so nothing was done. `seatrial show` lists them.")
     given_up = next((entry for entry in entries if entry.kind == "abandoned"), None)  # a word or a gate may have come a moment later

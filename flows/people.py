@@ -35,7 +35,7 @@ def people_of(journal: Journal, notary: Notary, policy: Policy, *, now: str) -> 
 
     Raises: EvidenceError when a statement was altered, is signed by nobody who counts, or is about another release.
     """
-    entries = journal.records()
+    entries = journal.refreshed()
     waivers = _waivers(journal, notary, entries)
     basis = _basis(journal, entries, waivers)
     return People(
@@ -47,23 +47,23 @@ def people_of(journal: Journal, notary: Notary, policy: Policy, *, now: str) -> 
 
 def basis_of(journal: Journal, notary: Notary) -> str:
     """What a yes binds as the journal stands: each gate's latest evidence, the latest candidate, waivers of that evidence."""
-    entries = journal.records()
+    entries = journal.refreshed()
     return _basis(journal, entries, _waivers(journal, notary, entries))
 
 
 def waivers_of(journal: Journal, notary: Notary) -> tuple[Waiver, ...]:
     """Every waiver of a release, oldest first, signatures verified; whether they count is for `validation.waivers` to say."""
-    return _waivers(journal, notary, journal.records())
+    return _waivers(journal, notary, journal.refreshed())
 
 
 def approval_of(journal: Journal, notary: Notary, basis: str) -> Approval | None:
     """The latest yes or no to this basis, signature verified; None when nobody said anything about it."""
-    return _approval(journal, notary, journal.records(), basis)
+    return _approval(journal, notary, journal.refreshed(), basis)
 
 
 def request_approval(journal: Journal, basis: str, policy: Policy) -> str:
     """Ask for a person, once a basis; anew when nobody answered for as long as the policy says. Returns since when somebody is asked."""
-    asked, now, days = _requested_at(journal.records(), basis), utc_now(), policy.decision.approval_days.value
+    asked, now, days = _requested_at(journal.refreshed(), basis), utc_now(), policy.decision.approval_days.value
     if asked and now < days_later(asked, days):
         return asked
     journal.append("approval_requested", {"basis": basis, "requested_at": now, "lapses_at": days_later(now, days)}, time_utc=now)
@@ -72,7 +72,7 @@ def request_approval(journal: Journal, basis: str, policy: Policy) -> str:
 
 def record_approval(journal: Journal, notary: Notary, basis: str, answer: Answer) -> Approval:
     """Sign a person's yes or no and write it down. Raises ConfigError when nobody asked about this basis."""
-    asked = _requested_at(journal.records(), basis)
+    asked = _requested_at(journal.refreshed(), basis)
     if not asked:
         raise ConfigError(
             f"nobody asked about release {journal.release_id} as it stands, so nothing was recorded. `seatrial finish "

@@ -121,7 +121,7 @@ def _go_on(settings: Settings, store: ObjectStore, release_id: str, *, gate: str
 
 def _end_what_was_begun(settings: Settings, store: ObjectStore, registry: Registry, journal: Journal, owner: Owner) -> None:
     """Carry out a decision whose process died on the way, before anything is judged anew."""
-    if what_is_left(journal.records()) == "effects":
+    if what_is_left(journal.refreshed()) == "effects":
         desk = Desk(
             journal=journal, store=store, notary=open_notary(store, settings), registry=registry,
             folder=Path(settings.home) / "runs" / journal.release_id, say=get_run_logger().info,
