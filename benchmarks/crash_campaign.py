@@ -31,6 +31,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from hashlib import md5
 from pathlib import Path
 from typing import Any
 
@@ -116,11 +117,26 @@ class Yard:
         shutil.rmtree(self.home, ignore_errors=True)
         shutil.copytree(self.kept, self.home)
         if self.kind == "s3":
-            store = open_store(load_settings())
-            for key in set(store.list("")) - set(self.objects):
+            store, now = open_store(load_settings()), self.contents()
+            for key in set(now) - set(self.objects):
                 store.delete(key)
             for key, body in self.objects.items():
-                put_back(store, key, body)
+                if now.get(key) != md5(body, usedforsecurity=False).hexdigest():
+                    put_back(store, key, body)
+
+    def contents(self) -> dict[str, str]:
+        """Key -> digest of every object; a bucket is asked for all of them at once."""
+        settings = load_settings()
+        if self.kind == "folder":
+            store = open_store(settings)
+            return {key: sha256_hex(store.get(key)) for key in store.list("")}
+        bucket, _, prefix = settings.store.removeprefix("s3://").partition("/")
+        import boto3
+
+        client = boto3.client("s3", endpoint_url=settings.store_endpoint, region_name=settings.store_region)  # not one of before a fork
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=f"{prefix}/")
+        found = [item for page in pages for item in page.get("Contents", ())]
+        return {item["Key"].removeprefix(f"{prefix}/"): item["ETag"].strip('"') for item in found}
 
 
 def everything(store: ObjectStore) -> dict[str, bytes]:
@@ -209,7 +225,7 @@ def ended(yard: Yard, number: int) -> Ended:
     return Ended(
         decision=str(entries[-1].payload.get("decision", entries[-1].kind)), serving_files=found.sha256, serving_kind=pointer.serving_kind,
         aliases=tuple(sorted(aliases)), versions=len(registry.versions(MODEL)),
-        keys=sha256_hex(json.dumps({key: sha256_hex(body) for key, body in everything(store).items()}, sort_keys=True).encode()),
+        keys=sha256_hex(json.dumps(yard.contents(), sort_keys=True).encode()),
     )  # fmt: skip
 
 
@@ -316,7 +332,9 @@ def tell(yard: Yard, story: Story, deaths: list[Death], options: Any, chance: ra
     if options.quick or options.sample:
         points = chance.sample(points, min(len(points), options.sample or 2))
     progress(f"{yard.kind}: {story.name}: {len(names)} writes, ends as {wanted['decision']} with {wanted['serving_kind']} serving")
-    for at, after in points:
+    for done, (at, after) in enumerate(points):
+        if done and done % 20 == 0:
+            progress(f"{yard.kind}: {story.name}: {done} of {len(points)} deaths at writes")
         yard.restore()
         word, value = apart(lambda at=at, after=after: play(yard, story, story.part, number, Fuse(at=at, after=after)))
         second = chance.randrange(len(names)) if chance.random() < 1 / 3 else -1
