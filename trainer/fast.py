@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from trainer.faults import FaultPlan
 from trainer.moving import MovingBuffers
 from trainer.reduce import SCALARS, Flat, Totals, counted, make_flat, out_of_step, scalars_of
+from trainer.rows import SharedRows, share_rows
 from trainer.telemetry import StepClock
 from trainer.world import World
 from validation.errors import RankError, RecipeError
@@ -34,9 +35,8 @@ STEPS_MODULO = 1 << 16  # a step's number rides along in float32, which holds th
 class FastReduction:
     """All lanes of a rank in one micro-batch, gradients summed by torch's all-reduce.
 
-    One rank: the plain module. Small models: one buffer, one all-reduce. Larger ones: DistributedDataParallel, bucket by bucket behind the
-    backward pass, with the scalars' all-reduce beside it. Two ranks on CPUs swap their small buffers: two addends have one sum, and gloo's
-    all-reduce is a ring, two rounds each of which waits for the other process to be scheduled.
+    One rank: the plain module. Small models: one buffer, one all-reduce, or memory that ranks on CPUs share (trainer/rows.py). Larger ones:
+    DistributedDataParallel, bucket by bucket behind the backward pass, with the scalars' all-reduce beside it.
     """
 
     def __init__(
@@ -57,15 +57,15 @@ class FastReduction:
         self._fresh = True  # no micro-batch of the step yet
         self._pending: Any = None  # the scalars' all-reduce, on its way during the backward pass
         self._flat: Flat | None = None
-        self._peers: Tensor | None = None  # the other one's buffer, where two ranks swap theirs
+        self._shared: SharedRows | None = None  # where ranks on CPUs see each other's buffers
         self._wrapped: DistributedDataParallel | None = None
         elements = sum(p.numel() for p in self._parameters) + moving.size
         # scalars ride along in the gradients' type: a smaller one would round weights, and steps beyond 256
         rides = self._parameters[0].dtype in (torch.float32, torch.float64)
         if world.world_size > 1 and rides and elements * self._parameters[0].element_size() <= ONE_BUCKET_BYTES:
             self._flat = make_flat(self._parameters, moving.size, elements + SCALARS + 1)
-            if world.world_size == 2 and self._flat.buffer.device.type == "cpu":
-                self._peers = torch.empty_like(self._flat.buffer)
+            if self._flat.buffer.device.type == "cpu":
+                self._shared = share_rows(world, self._flat.buffer.numel(), self._flat.buffer.dtype)
         elif world.world_size > 1:
             self._wrapped = self._wrap(model, has_unused=has_unused)
         self.module: nn.Module = self._wrapped or model
@@ -133,7 +133,7 @@ class FastReduction:
             self._clock.arrive()
             self._faults.at("collective", step)
         if self._flat is not None and not self._skipping:
-            self._add_flat(self._flat)
+            self._add_flat(self._flat, step)
         if self._pending is not None:
             self._pending.wait()
             if self._moving.size:
@@ -146,18 +146,15 @@ class FastReduction:
         self._moving.settle(self._moved, micro_batches)
         return Totals(loss_sum, weight, (loss_sum,))
 
-    def _add_flat(self, flat: Flat) -> None:
-        """Gradients, moving buffers and scalars in one all-reduce; the scalars in the gradients' type, rounded."""
+    def _add_flat(self, flat: Flat, step: int) -> None:
+        """Gradients, moving buffers and scalars in one collective; the scalars in the gradients' type, rounded."""
         flat.moved.copy_(self._moved)
         tail = flat.buffer[-(SCALARS + 1) :]
         tail.copy_(self._scalars)
-        if self._peers is None:
+        if self._shared is None:
             dist.all_reduce(flat.buffer)
         else:
-            sent = dist.isend(flat.buffer, 1 - self._world.rank)
-            dist.recv(self._peers, 1 - self._world.rank)
-            sent.wait()  # type: ignore[union-attr]  # both ranks are in the group
-            flat.buffer.add_(self._peers)
+            torch.sum(self._shared.exchange(flat.buffer, step), dim=0, out=flat.buffer)
         self._moved, self._scalars = flat.moved.clone(), tail.double()
 
     def _hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:  # noqa: ARG002 - torch's signature

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from trainer.faults import FaultPlan
 from trainer.lanes import Node, TreeFold, aligned_subtrees, rank_lanes
 from trainer.moving import MovingBuffers
+from trainer.rows import SharedRows, share_rows
 from trainer.telemetry import StepClock
 from trainer.world import World
 from validation.errors import RankError
@@ -87,8 +88,13 @@ class ExactReduction:
         self._nodes = [aligned_subtrees(lanes) for lanes in self._lanes]
         self._most_nodes = max(map(len, self._nodes))
         self._flat_size = self._chunk * world.world_size
-        all_bytes = world.world_size * self._most_nodes * self._flat_size * self._parameters[0].element_size()
-        self._exchange = self._at_once if all_bytes <= AT_ONCE_BYTES else self._by_chunks
+        element = self._parameters[0].element_size()
+        is_small = world.world_size * self._most_nodes * self._flat_size * element <= AT_ONCE_BYTES
+        self._exchange = self._at_once if is_small else self._by_chunks
+        self._shared: SharedRows | None = None  # where ranks on CPUs see each other's nodes
+        if world.world_size > 1 and is_small and self._parameters[0].device.type == "cpu":
+            tail = (1 + SCALARS * max(map(len, self._lanes))) * torch.float64.itemsize // element
+            self._shared = share_rows(world, self._most_nodes * self._flat_size + tail, self._parameters[0].dtype)
         self._spare: list[Flat] = []
         self._fold = TreeFold(self._add)
         self._scalars: list[Tensor] = []  # SCALARS of each own lane, float64
@@ -147,7 +153,8 @@ class ExactReduction:
         """Every node to every rank. Collective. Returns: root (W, C) and the ranks' tails (W, T)."""
         self._faults.at("collective", step)
         padding = [nodes[0].buffer] * (self._most_nodes - len(nodes))  # rows of one length; nobody reads it
-        gathered = self._spread(torch.cat([*(flat.buffer for flat in nodes), *padding, self._tail(step, own, nodes[0].buffer)]))
+        row = torch.cat([*(flat.buffer for flat in nodes), *padding, self._tail(step, own, nodes[0].buffer)])
+        gathered = self._spread(row) if self._shared is None else self._shared.exchange(row, step).clone()  # added up in place
         fold = TreeFold(Tensor.add_)
         for held, row in zip(self._nodes, gathered, strict=True):
             for place, node in enumerate(held):
