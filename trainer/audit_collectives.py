@@ -1,7 +1,8 @@
 """Which collectives a rank's training made, of which types, out of torch's flight recorder. Nothing here is collective.
 
-The recorder's names are private to torch; they are used here only. It is on by default with 2,000 entries (TORCH_FR_BUFFER_SIZE), and is
-read before they would be overwritten. It writes no operator and calls gloo's reduce_scatter an all_reduce.
+What ranks exchange through shared memory stands beside them. The recorder's names are private to torch; they are used here only. It is on
+by default with 2,000 entries (TORCH_FR_BUFFER_SIZE), and is read before they would be overwritten. It writes no operator and calls gloo's
+reduce_scatter an all_reduce.
 """
 
 import json
@@ -16,6 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from trainer import rows
+
+SHARED = "shared_memory"
 ENTRIES = 2000  # of the recorder's ring by default
 _TYPES = {
     "Half": "float16", "BFloat16": "bfloat16", "Float": "float32", "Double": "float64", "Byte": "uint8", "Char": "int8", "Short": "int16",
@@ -34,6 +38,7 @@ class Collectives:
     def __init__(self) -> None:
         self._spans: list[tuple[int, int]] = []  # wall clock ns: from, to
         self._open_ns = 0
+        self._before: tuple[Counter[str], Counter[str]] = (Counter(), Counter())  # what was exchanged in memory when it opened
         self._last = -1  # number of the newest entry that was looked at
         self._most = 1  # entries that one step made
         self._steps = 0  # since the recorder was read
@@ -42,12 +47,15 @@ class Collectives:
 
     def start(self) -> None:
         """Count from here on."""
-        self._open_ns = self._open_ns or time.time_ns()
+        if not self._open_ns:
+            self._open_ns, self._before = time.time_ns(), (rows.calls.copy(), rows.elements.copy())
 
     def stop(self) -> None:
         """Count no further."""
         if self._open_ns:
             self._spans.append((self._open_ns, time.time_ns()))
+            for now, before, sums in zip((rows.calls, rows.elements), self._before, (self._seen, self._elements), strict=True):
+                sums.update({(SHARED, dtype): count for dtype, count in (now - before).items()})
         self._open_ns = 0
 
     @contextmanager

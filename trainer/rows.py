@@ -8,6 +8,7 @@ collective, which a rank that is missing or dead breaks as it breaks any other, 
 import mmap
 import os
 import secrets
+from collections import Counter
 
 import torch
 import torch.distributed as dist
@@ -15,16 +16,20 @@ from torch import Tensor
 
 from trainer.world import World
 
+calls: Counter[str] = Counter()  # type -> exchanges of this process, and elements in them: no recorder of torch's sees these
+elements: Counter[str] = Counter()
+
 _TOKEN_BYTES = 64  # before the rows, so that they begin at a cache line
 
 
 class SharedRows:
     """A row a rank, twice: one is read while the next is written. Made by `share_rows`."""
 
-    def __init__(self, memory: mmap.mmap, rank: int, world_size: int, elements: int, dtype: torch.dtype) -> None:
+    def __init__(self, memory: mmap.mmap, rank: int, world_size: int, size: int, dtype: torch.dtype) -> None:
         self._rank = rank
+        self._dtype = str(dtype).removeprefix("torch.")
         flat = torch.frombuffer(memory, dtype=dtype, offset=_TOKEN_BYTES)
-        self._rows = flat.view(2, world_size, elements)
+        self._rows = flat.view(2, world_size, size)
         self._turn = 0
         self._steps = torch.zeros(world_size, dtype=torch.int64)
 
@@ -34,40 +39,42 @@ class SharedRows:
         # the others are past reading these: they met this rank in the exchange in between
         self._turn = 1 - self._turn
         rows[self._rank].copy_(row)
+        calls[self._dtype] += 1
+        elements[self._dtype] += row.numel()
         dist.all_to_all_single(torch.empty_like(self._steps), self._steps.fill_(step))
         return rows
 
 
-def share_rows(world: World, elements: int, dtype: torch.dtype) -> SharedRows | None:
-    """Memory for rows of so many elements; None where the ranks are no processes of one machine. Collective."""
-    size = _TOKEN_BYTES + 2 * world.world_size * elements * dtype.itemsize
+def share_rows(world: World, size: int, dtype: torch.dtype) -> SharedRows | None:
+    """Memory for rows of `size` elements; None where the ranks are no processes of one machine. Collective."""
+    length = _TOKEN_BYTES + 2 * world.world_size * size * dtype.itemsize
     word = torch.zeros(3, dtype=torch.int64)
     file = -1
     if world.rank == 0:
         file, token = os.memfd_create("rows"), secrets.randbits(62)
-        os.truncate(file, size)
+        os.truncate(file, length)
         os.pwrite(file, token.to_bytes(8, "little"), 0)
         word = torch.tensor([os.getpid(), file, token])
     dist.broadcast(word, src=0)
     pid, there, token = word.tolist()
-    memory = _opened(f"/proc/{pid}/fd/{there}", size, token)
+    memory = _opened(f"/proc/{pid}/fd/{there}", length, token)
     found = torch.tensor([int(memory is not None)])
     dist.all_reduce(found, dist.ReduceOp.MIN)
     if file >= 0:
         os.close(file)  # what is mapped stays
-    return SharedRows(memory, world.rank, world.world_size, elements, dtype) if memory is not None and found.item() else None
+    return SharedRows(memory, world.rank, world.world_size, size, dtype) if memory is not None and found.item() else None
 
 
-def _opened(path: str, size: int, token: int) -> mmap.mmap | None:
+def _opened(path: str, length: int, token: int) -> mmap.mmap | None:
     """The memory of rank 0; None when it is another process's, on another machine, or may not be opened."""
     try:
         file = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
         return None
     try:
-        if os.fstat(file).st_size != size or os.pread(file, 8, 0) != token.to_bytes(8, "little"):
+        if os.fstat(file).st_size != length or os.pread(file, 8, 0) != token.to_bytes(8, "little"):
             return None
-        return mmap.mmap(file, size)
+        return mmap.mmap(file, length)
     except OSError:
         return None
     finally:

@@ -1,5 +1,7 @@
 """The exact reduction against a plain tree in one process, bit for bit; the fast one against plain sums."""
 
+import contextlib
+import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +14,7 @@ import torch
 from helpers_loop import run_ranks, tiny_job
 from torch import nn
 
-from trainer import fast, reduce
+from trainer import fast, reduce, rows
 from trainer.fast import FastReduction
 from trainer.faults import FaultPlan
 from trainer.feed import MicroBatch
@@ -67,6 +69,45 @@ def test_fast_equals_plain_sums_within_rounding(
         for gradient, loss, weight in (rank[number] for rank in seen):
             np.testing.assert_allclose(gradient, total, rtol=1e-4, atol=1e-4)
             np.testing.assert_allclose((loss, weight), (losses.sum(), weights.sum()), rtol=1e-6)
+
+
+@pytest.mark.parametrize("blind", ["one", "all"])
+def test_ranks_that_cannot_share_memory_use_sockets(blind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that sees another process's memory, or none, is enough: all of them take the way that works for all, to the same bits."""
+    opened = rows._opened
+
+    def blinded(path: str, length: int, token: int) -> Any:
+        with contextlib.suppress(FileExistsError):
+            (tmp_path / "first").touch(exist_ok=False)
+            return opened(path, length, token + 1)
+        return opened(path, length, token) if blind == "one" else opened("/nowhere", length, token)
+
+    monkeypatch.setattr(rows, "_opened", blinded)  # before the ranks are forked
+    monkeypatch.setattr(rows.SharedRows, "exchange", None)  # nobody may call it
+    case = (8, 61, "float32")
+    exact = run_ranks(tiny_job(tmp_path / "exact", world_size=3), partial(exact_sums, [case]))
+    (tmp_path / "first").unlink()
+    quick = run_ranks(tiny_job(tmp_path / "fast", world_size=3), partial(fast_sums, [case]))
+
+    assert all(rank[0] == plain_sums(case) for rank in exact)
+    for ((gradient, _, _),) in quick:
+        np.testing.assert_allclose(gradient, lane_gradients(case).sum(axis=0), rtol=1e-4, atol=1e-4)
+
+
+def test_rows_of_one_exchange_stand_until_the_next(tmp_path: Path) -> None:
+    """Ranks that are fast write the next rows while slow ones still read: over and over, each reads what was meant for that step."""
+    assert run_ranks(tiny_job(tmp_path, world_size=3), exchange_in_a_hurry) == [[True] * 40] * 3
+
+
+def exchange_in_a_hurry(world: World) -> list[bool]:
+    shared = rows.share_rows(world, 1000, torch.float32)
+    assert shared is not None
+    found = []
+    for step in range(40):
+        seen = shared.exchange(torch.full((1000,), 100.0 * step + world.rank), step)
+        time.sleep(0.003 * ((step + world.rank) % 3 == 0))
+        found.append(all(bool((seen[rank] == 100.0 * step + rank).all()) for rank in range(3)))
+    return found
 
 
 def test_fast_counts_steps_of_small_models(tmp_path: Path) -> None:
