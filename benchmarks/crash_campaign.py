@@ -234,6 +234,15 @@ def ended(yard: Yard, number: int) -> Ended:
 
 def apart(act: Callable[[], Any], *, kill_after_s: float | None = None) -> tuple[str, Any]:
     """Do something in a process of its own. Returns "done" and its value, "killed", or "error" and the words."""
+    pid, pipe = started(act)
+    if kill_after_s is not None:
+        time.sleep(kill_after_s)
+        os.kill(pid, signal.SIGKILL)
+    return answered(pid, pipe)
+
+
+def started(act: Callable[[], Any]) -> tuple[int, int]:
+    """Begin something in a process of its own; returns its number, and the pipe that its answer comes through."""
     read, write = os.pipe()
     if (pid := os.fork()) == 0:
         with contextlib.suppress(BaseException):
@@ -246,11 +255,13 @@ def apart(act: Callable[[], Any], *, kill_after_s: float | None = None) -> tuple
                 json.dump(answer, pipe)
         os._exit(0)
     os.close(write)
-    if kill_after_s is not None:
-        time.sleep(kill_after_s)
-        os.kill(pid, signal.SIGKILL)
-    with os.fdopen(read) as pipe:
-        text = pipe.read()
+    return pid, read
+
+
+def answered(pid: int, pipe: int) -> tuple[str, Any]:
+    """What came of it, once it is over; as `apart`."""
+    with os.fdopen(pipe) as lines:
+        text = lines.read()
     os.waitpid(pid, 0)
     if not text:
         return "killed", None

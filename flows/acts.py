@@ -16,7 +16,7 @@ from uuid import uuid4
 from flows.admissions import Proof, pointer_problem, verified
 from flows.clock import utc_now
 from flows.effects import carry_out
-from flows.in_force import was_in_force
+from flows.in_force import taken_out, was_in_force
 from infra.attestations import Notary, open_notary
 from infra.journal import Journal, list_releases, new_release_id
 from infra.markdown import headed
@@ -248,6 +248,8 @@ def _tag(desk: Desk, model: str, plan: Mapping[str, Any]) -> dict[str, Any]:
     if plan["version"] not in _shown(desk, model):
         return {"skipped": f"version {plan['version']} is not in the registry"}
     desk.registry.tag(model, plan["version"], {plan["tag"]: plan["value"]})
+    if plan["tag"] == STATUS_TAG and (said := taken_out(desk.store, model, plan["version"])):
+        desk.registry.mark(model, plan["version"], said["status"], said["reason"])
     return {}
 
 

@@ -25,6 +25,8 @@ def ensure_serving(release: Release, run_id: str) -> tuple[Pointer, str]:
     if pointer is None or etag is None:
         _demand_nothing_served(release)
         pointer, etag = _first(release)
+    else:
+        _end_what_was_begun(release)
     mirror_current(release.registry, release.store, release.plan.model)
     return pointer, etag
 
@@ -41,6 +43,13 @@ def _demand_nothing_served(release: Release) -> None:
             )
 
 
+def _end_what_was_begun(release: Release) -> None:
+    """A process that died while it put a baseline in service may have been overtaken: its version is not left without a word."""
+    for entry in release.journal.refreshed():
+        if entry.kind == "intent" and entry.payload["effect"] == "serve_baseline":
+            _serve(release, entry.payload["of"], entry.payload["plan"])
+
+
 def _first(release: Release) -> tuple[Pointer, str]:
     """Register the baseline, sign for it, put it in service; another first release may be faster, which is as good."""
     model = release.plan.model
@@ -52,6 +61,17 @@ def _first(release: Release) -> tuple[Pointer, str]:
         release_id=release.plan.release_id, sequence=1, attestation=signed,
     )  # fmt: skip
 
+    _serve(release, version, {"pointer": asdict(first)})
+    pointer, etag = read_pointer(release.store, model)
+    if pointer is None or etag is None:
+        raise ConflictError(f"the pointer of {model} is gone although it was just written. Look into who can write to the store.")
+    return pointer, etag
+
+
+def _serve(release: Release, version: str, plan: Mapping[str, Any]) -> None:
+    """Let a baseline in, point to it unless something serves, and say on its page what it is, once."""
+    model = release.plan.model
+
     def act(plan: Mapping[str, Any]) -> Mapping[str, Any]:
         wanted = Pointer(**plan["pointer"])
         admit(release.store, model, wanted.serving_version, wanted.attestation)
@@ -62,12 +82,9 @@ def _first(release: Release) -> tuple[Pointer, str]:
             return {"served_by": there.release_id if there else ""}
         return {"served_by": release.plan.release_id}
 
-    carry_out(release.journal, "serve_baseline", version, {"pointer": asdict(first)}, act)
-    release.registry.describe_baseline(model, version, release.plan.facts.card.question)
-    pointer, etag = read_pointer(release.store, model)
-    if pointer is None or etag is None:
-        raise ConflictError(f"the pointer of {model} is gone although it was just written. Look into who can write to the store.")
-    return pointer, etag
+    carry_out(release.journal, "serve_baseline", version, plan, act)
+    if {page.version: page.status for page in release.registry.pages(model)}.get(version) == "":
+        release.registry.describe_baseline(model, version, release.plan.facts.card.question)
 
 
 def _signed(release: Release, version: str, files_sha256: str) -> str:

@@ -1,7 +1,7 @@
 """Taking over a release whose process died, or that waited for a person: bring it to its end, or end it without a decision."""
 
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from flows.deciding import PERSON
 from flows.effects import open_effects
 from flows.embedded_server import start_early
 from flows.orphans import end_orphans
-from flows.ownership import check_owner, own, owning, release_owner
+from flows.ownership import check_owner, owning
 from flows.people import REASON_CHARS, one_line, people_of
 from flows.promote import make_true
 from flows.under_way import Desk
@@ -39,26 +39,40 @@ def finish(settings: Settings, *, say: Say, release_id: str, take_over: bool = F
     end_orphans(settings, say)
     store = open_store(settings)
     journal = Journal(store, release_id)
-    entries = known_entries(journal)
-    left = "judging" if _has_to_ask_anew(settings, journal, entries) else what_is_left(entries)
+    left = _left(settings, journal)
+    if left != "nothing":
+        with owning(store, release_id, take_over=take_over) as owner:  # refused before a server is started
+            left = _left(settings, journal)  # looked at again: whoever had it until now may have ended it, or given it up
+            if left == "effects":
+                document = _carried_out(settings, say, journal, partial(check_owner, store, owner))
+                return {**document, "ok": document["decision"] == "promoted"}
     if left == "nothing":
         say(f"release {release_id} ended already; nothing was left to do")
-        return {**entries[-1].payload, "ok": entries[-1].payload["decision"] == "promoted"}
-    if left == "effects":
-        say(f"release {release_id} decided, and its process died: {len(open_effects(entries))} effects were begun and not ended")
-        desk = Desk(
-            journal=journal, store=store, notary=open_notary(store, settings), registry=Registry(settings),
-            folder=Path(settings.home) / "runs" / release_id, say=say,
-        )  # fmt: skip
-        with owning(store, release_id, take_over=take_over) as owner:
-            document, _ = make_true(replace(desk, still_mine=partial(check_owner, store, owner)))
-    else:
-        release_owner(store, own(store, release_id, take_over=take_over))  # refuse before a server is started
-        start_early(settings)
-        from flows.release import go_on  # Prefect and the warm server are needed only here
+        last = journal.records()[-1].payload
+        return {**last, "ok": last["decision"] == "promoted"}
+    start_early(settings)
+    from flows.release import go_on  # Prefect and the warm server are needed only here
 
-        document = go_on(release_id)
+    document = go_on(release_id)
     return {**document, "ok": document["decision"] == "promoted"}
+
+
+def _left(settings: Settings, journal: Journal) -> str:
+    """As `what_is_left`, and "judging" also when a person has to be asked anew. Raises ConfigError as `known_entries`."""
+    entries = known_entries(journal)
+    return "judging" if _has_to_ask_anew(settings, journal, entries) else what_is_left(entries)
+
+
+def _carried_out(settings: Settings, say: Say, journal: Journal, still_mine: Callable[[], None]) -> dict[str, Any]:
+    """The document of a decision whose process died on the way."""
+    store, release_id = open_store(settings), journal.release_id
+    begun = len(open_effects(journal.records()))
+    say(f"release {release_id} decided, and its process died: {begun} effects were begun and not ended")
+    desk = Desk(
+        journal=journal, store=store, notary=open_notary(store, settings), registry=Registry(settings),
+        folder=Path(settings.home) / "runs" / release_id, say=say, still_mine=still_mine,
+    )  # fmt: skip
+    return make_true(desk)[0]
 
 
 def abandon(settings: Settings, *, say: Say, release_id: str, reason: str, take_over: bool = False) -> dict[str, Any]:

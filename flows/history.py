@@ -100,8 +100,11 @@ def _attempts(entries: Sequence[Entry]) -> dict[str, list[dict[str, Any]]]:
 
 
 def _or_why_not(read: Callable[[ObjectStore, str], Mapping[str, Any]], store: ObjectStore, journal_id: str) -> Mapping[str, Any]:
-    """One journal that cannot be verified does not hide the others."""
+    """One journal that cannot be verified, or has no record, does not hide the others."""
     try:
         return read(store, journal_id)
     except EvidenceError as error:
         return {"release_id": journal_id, "decision": "unverifiable", "reason": str(error)}
+    except ConfigError:  # an owner comes before the first record
+        reason = "it has no record: its process begins just now, or died before it wrote one. Then release again"
+        return {"release_id": journal_id, "decision": "empty", "reason": reason}

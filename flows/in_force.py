@@ -1,11 +1,11 @@
-"""Whether a pointer was in force that is not any more: its process moved it, died before it said so, and others moved it on since."""
+"""What was in force and is not any more: a pointer whose process died before it said so, a version that an act took out of service."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from infra.journal import Entry, Journal, list_releases
-from infra.pointer import Pointer
+from infra.pointer import Pointer, read_pointer
 from infra.store import ObjectStore
 
 
@@ -19,6 +19,18 @@ def was_in_force(store: ObjectStore, wanted: Pointer, now: Pointer) -> bool:
     names = [(root, name) for root in ("releases", "acts") for name in list_releases(store, wanted.model, root=root)]
     histories = (Journal(store, name, root=root).records() for root, name in names if name != wanted.release_id)
     return not any(_may_have_been(entries, wanted) for entries in histories)
+
+
+def taken_out(store: ObjectStore, model: str, version: str) -> Mapping[str, Any] | None:
+    """What the act by which the pointer left this version says of it {version, status, reason}; None when no act did that last.
+
+    Pages have no compare-and-set: whoever calls a version promoted asks this afterwards, since the act may have said its word in between.
+    """
+    pointer, _ = read_pointer(store, model)
+    if pointer is None or pointer.serving_version == version or pointer.release_id not in list_releases(store, model, root="acts"):
+        return None
+    steps = Journal(store, pointer.release_id, root="acts").records()[0].payload["steps"]
+    return next((step["plan"] for step in steps if step["effect"] == "mark" and step["plan"]["version"] == version), None)
 
 
 def _may_have_been(entries: tuple[Entry, ...], wanted: Pointer) -> bool:

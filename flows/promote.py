@@ -11,7 +11,7 @@ from typing import Any
 from flows.clock import utc_now
 from flows.deciding import Decided, held_by
 from flows.effects import carry_out
-from flows.in_force import was_in_force
+from flows.in_force import taken_out, was_in_force
 from flows.proving import prove
 from flows.reporting import kept_report, write_report
 from flows.under_way import Desk
@@ -129,6 +129,10 @@ def _publish(desk: Desk, candidate: Mapping[str, str], report: ReleaseReport, pa
         del status["status"]  # it served, and nothing was found against it since: as the last known-good it can still take over
     gates = {f"gate.{line.verdict.gate}": str(line.verdict.outcome) for line in report.gates}
     registry.describe(desk.model, version, description=description, tags=status | gates)
+    if "status" in status and (said := taken_out(desk.store, desk.model, version)):
+        registry.describe(desk.model, version, description=headed(description, said["status"], said["reason"]), tags={})
+        registry.mark(desk.model, version, said["status"], said["reason"])
+        status["status"] = said["status"]
     return {"version": version, "status": status.get("status", now), "run": has_run}
 
 

@@ -60,13 +60,16 @@ def policy_of(desk: Desk, pointer: Pointer) -> Policy:
 def dead_releases(store: ObjectStore, model: str) -> list[dict[str, str]]:
     """Releases of a model that neither decided nor were abandoned, and whose process does not run: what to do about each."""
     last: dict[str, str] = {}
+    begun = set[str]()
     for key in store.list(f"releases/{model}-"):  # sorted: the last record of a release comes last
         parts = key.split("/")
+        if parts[2] == "numbers":
+            begun.add(parts[1])
         if parts[2] == "journal" and last.get(parts[1]) != "abandoned":  # what comes after that wakes nobody
             last[parts[1]] = parts[3].partition("-")[2]
     found = []
     for release_id in list_releases(store, model):
-        if last.get(release_id) in ENDED:
+        if release_id not in begun or last.get(release_id) in ENDED:  # whoever died before its first record left nothing to finish
             continue
         owner = owner_of(store, release_id)
         lives = is_alive(owner) if owner else False

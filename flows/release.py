@@ -112,6 +112,7 @@ def _go_on(settings: Settings, store: ObjectStore, release_id: str, *, gate: str
     model = str(known_entries(journal)[0].payload["model"])
     request = request_of(journal, gate)
     with slots_held(model), owning(store, release_id, flow_run_id=flow_run_id()) as owner:
+        known_entries(journal)  # it may have been abandoned while nobody owned it
         _end_what_was_begun(settings, store, registry, journal, owner)
         plan = make_plan(request, settings, release_id=release_id)
         recall(plan.folder)

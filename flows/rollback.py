@@ -100,7 +100,9 @@ def carry_out_rollback(desk: Desk, request: Request) -> dict[str, Any]:
     if now is None:
         return _rebuilt(desk, answer, before)
     if now.release_id in {item["act_id"] for item in told} and not (request.version or request.leaving):
-        words = f"{request.model} version {now.serving_version} serves by act {now.release_id}, which had died half way and is finished now"
+        words = (
+            f"{request.model} version {now.serving_version} serves by act {now.release_id}, which somebody had begun and is finished now"
+        )
         return answer.document("finished", f"{words}. If that version has to leave too, run the command again", pointer=now)
     leaving = request.leaving or (asked.pointer.serving_version if asked.pointer else "")
     if now.serving_version != leaving and (request.leaving or not request.version):

@@ -143,6 +143,7 @@ def hands(part: Part) -> Hands:
 def register(plan: ReleasePlan, run_id: str, artifact: str, tags: Mapping[str, str], weights: Path | None) -> RegisteredVersion:
     """A version whose files are a few bytes."""
     from mlflow import MlflowClient
+    from mlflow.exceptions import MlflowException
 
     client = MlflowClient()
     source = plan.home / "rehearsed" / plan.release_id / artifact
@@ -151,7 +152,11 @@ def register(plan: ReleasePlan, run_id: str, artifact: str, tags: Mapping[str, s
     (source / "MLmodel").write_text(f"artifact_path: {artifact}\n")
     (source / "weights").write_bytes(weights.read_bytes() if weights else b"baseline")
     files = files_sha256(source.as_uri())
-    client.create_registered_model(plan.model) if not client.search_registered_models(f"name = '{plan.model}'") else None
+    try:
+        client.create_registered_model(plan.model)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":  # by an earlier release, or by one that runs at the same time
+            raise
     made = client.create_model_version(plan.model, source=source.as_uri(), run_id=run_id, tags={**tags, FILES_TAG: files})
     version = str(made.version)
     return RegisteredVersion(model=plan.model, version=version, run_id=run_id, model_uri=version_uri(plan.model, version), sha256=files)

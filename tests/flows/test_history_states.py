@@ -7,6 +7,7 @@ import pytest
 from helpers_history import gate_document, started, whole_release
 
 from flows import history
+from flows.ownership import own
 from infra.journal import Journal
 from infra.store import MemoryStore, ObjectStore, put_evidence
 from validation.errors import ConfigError
@@ -103,6 +104,17 @@ def test_an_act_is_no_release() -> None:
 
     with pytest.raises(ConfigError, match="seatrial show"):
         history.release(store, ACT)
+
+
+def test_a_release_without_a_record_does_not_hide_the_others() -> None:
+    """Its process owns it, and has not written yet or died before it could."""
+    store = MemoryStore()
+    journal_with(store)
+    own(store, "boat-20260102-000000-dddd")
+    rows = history.overview(store)["releases"]
+
+    assert [row["decision"] for row in rows] == ["empty", "unfinished"]
+    assert "release again" in rows[0]["reason"]
 
 
 def test_the_overview_reads_only_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:

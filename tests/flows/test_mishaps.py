@@ -1,7 +1,9 @@
 """Releases in each other's way, taken up late, or met by something that changed underneath: nothing untrue is said, nothing is stuck."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,13 @@ from mlflow import MlflowClient
 from support.rehearsal import MODEL, Part
 from test_conduct import again, begun, home, played, serving, settings, store
 
-from flows import acts, deciding, monitor, rollback
+from flows import acts, deciding, finishing, monitor, ownership, rollback
+from flows import release as flow
 from flows.acts import Desk, open_desk
 from flows.conduct import PLAIN, conduct
 from flows.finishing import abandon, finish, known_entries, what_is_left
 from flows.in_service import what_serves
+from flows.ownership import own
 from flows.people import checked_answer, record_waiver
 from flows.reconcile import reconcile_model
 from flows.under_way import Release
@@ -24,6 +28,7 @@ from infra.pointer import move_pointer, pointer_key, read_pointer
 from infra.registry import VersionPage
 from infra.settings import Settings
 from infra.store import ObjectStore
+from validation.canonical import canonical_json
 from validation.errors import ConfigError, EvidenceError
 from validation.policy import GATES
 
@@ -173,6 +178,54 @@ def test_a_decision_that_took_effect_is_not_given_up(settings: Settings, monkeyp
         abandon(settings, say=lambda _: None, release_id=release.plan.release_id, reason="no more")
 
 
+def before_owning(monkeypatch: pytest.MonkeyPatch, module: Any, act: Callable[[], object]) -> None:
+    """Another process does this after a release was looked at, and before it is owned."""
+
+    def owning(*given: Any, **named: Any) -> Any:
+        monkeypatch.undo()
+        act()
+        return ownership.owning(*given, **named)
+
+    monkeypatch.setattr(module, "owning", owning)
+
+
+def test_a_release_that_was_given_up_a_moment_before_does_not_serve(
+    settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`finish` saw a decision to carry out, and `abandon` was faster: what serves stays."""
+    played(settings, Part(weights=b"first"))
+    before = serving(store)
+    release = dead(settings, Part(weights=b"second"), monkeypatch, before=("intent", "promote"))
+    given_up = partial(abandon, settings, say=lambda _: None, release_id=release.plan.release_id, reason="its machine is gone")
+    before_owning(monkeypatch, finishing, given_up)
+
+    with pytest.raises(ConfigError, match="Release again"):
+        finished(settings, release)
+    assert (serving(store), release.journal.records()[-1].kind) == (before, "abandoned")
+
+
+def test_a_release_that_was_ended_a_moment_before_is_not_ended_twice(
+    settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two people finish it: the second finds nothing left, and writes nothing."""
+    release, faster = dead(settings, Part(weights=b"second"), monkeypatch, before=("intent", "promote")), list[tuple[Entry, ...]]()
+    before_owning(monkeypatch, finishing, lambda: [finished(settings, release), faster.append(release.journal.records())])
+    document = finished(settings, release)
+
+    assert (document["decision"], release.journal.records()) == ("promoted", faster[0])
+
+
+def test_a_release_that_was_given_up_a_moment_before_is_not_judged(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same for the flow that holds gates."""
+    release = dead(settings, Part(weights=b"second"), monkeypatch, before=("decision", ""))
+    given_up = partial(abandon, settings, say=lambda _: None, release_id=release.plan.release_id, reason="its machine is gone")
+    monkeypatch.setattr(flow, "slots_held", nullcontext)
+    before_owning(monkeypatch, flow, given_up)
+
+    with pytest.raises(ConfigError, match="Release again"):
+        flow._go_on(settings, release.store, release.plan.release_id)
+
+
 def test_a_word_that_came_a_moment_too_late_does_not_wake_an_abandoned_release(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """`abandon` and `waive` at once: whichever record comes last, the release is over."""
     release = dead(settings, SHORT, monkeypatch, before=("decision", ""))
@@ -293,6 +346,17 @@ def test_evidence_of_another_release_is_not_kept(settings: Settings, store: Obje
         conduct(release, PLAIN, keep="good")
 
 
+def test_a_process_that_died_before_its_first_record_leaves_nothing_to_finish(settings: Settings, store: ObjectStore) -> None:
+    """It owned a release that never began: no command could end it, so none is named."""
+    played(settings, Part(weights=b"first"))
+    release_id = "boat-20260102-000000-dead"
+    gone = replace(own(store, release_id), started=1)
+    key = f"releases/{release_id}/owner"
+    store.replace(key, canonical_json(gone), store.get_with_etag(key)[1])
+
+    assert reconcile_model(desk_of(settings), MODEL)["notes"] == []
+
+
 def desk_of(settings: Settings) -> Desk:
     return open_desk(settings, lambda _: None)
 
@@ -358,6 +422,45 @@ def test_a_version_of_which_something_was_said_is_not_called_abandoned(settings:
     acts.begin(desk, acts.new_act(desk.store, MODEL), "reconcile", [{"effect": "mark", "plan": plan}], model=MODEL)
 
     assert status(settings, release.candidate.version) == "refused"
+
+
+@pytest.mark.usefixtures("answering")
+def test_a_version_that_is_rolled_back_while_its_release_writes_its_page_is_called_so(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rollback said its word after the page was read and before it was written."""
+    played(settings, Part(weights=b"first"))
+    release = begun(settings, Part(weights=b"second"))
+    describe = release.registry.describe
+    monkeypatch.setattr(release.registry, "describe", lambda *given, **named: [go_back(settings), describe(*given, **named)])
+    conduct(release, PLAIN, fresh=frozenset(GATES), keep="none")
+    assert release.candidate is not None
+
+    assert status(settings, release.candidate.version) == "rolled_back"
+
+
+@pytest.mark.usefixtures("answering")
+def test_a_version_that_is_rolled_back_while_its_page_is_mended_is_called_so(
+    settings: Settings, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reconcile found a page that said nothing, and the rollback was faster than its repair."""
+    played(settings, Part(weights=b"first"))
+    release = dead(settings, Part(weights=b"second"), monkeypatch, before=("intent", "publish"))
+    desk, version = desk_of(settings), serving(store).serving_version
+    tag = desk.registry.tag
+    monkeypatch.setattr(desk.registry, "tag", lambda *given: [monkeypatch.undo(), go_back_at_once(settings), tag(*given)])
+    reconcile_model(desk, MODEL)
+    finished(settings, release)
+
+    assert (serving(store).serving_version == version, status(settings, version)) == (False, "rolled_back")
+
+
+def go_back_at_once(settings: Settings) -> None:
+    """A rollback that does not finish what others began: that act is under way in this very process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rollback, "refusal", lambda *_: "")
+        patch.setattr(rollback, "finish_open_acts", lambda *_: [])
+        go_back(settings)
 
 
 @pytest.mark.usefixtures("answering")
