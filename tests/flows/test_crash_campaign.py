@@ -12,8 +12,11 @@ CAMPAIGN = Path(__file__).parents[2] / "benchmarks" / "crash_campaign.py"
 
 @pytest.mark.parametrize(
     "options",
-    [("folder", "--sample", "1", "--random", "0"), ("s3", "--sample", "1", "--random", "1", "--only", "promoted over another")],
-    ids=["folder, all stories", "s3, one story"],
+    [
+        pytest.param(("folder", "--sample", "1", "--random", "0"), marks=pytest.mark.slow, id="folder, all stories"),
+        pytest.param(("folder", "--sample", "2", "--random", "0", "--only", "refused, what served is broken"), id="folder, one story"),
+        pytest.param(("s3", "--sample", "1", "--random", "1", "--only", "promoted over another"), id="s3, one story"),
+    ],
 )
 def test_after_every_death_what_serves_verifies_and_the_release_comes_to_its_end(options: tuple[str, ...]) -> None:
     """Killed before and after writes of journal, evidence, pointer and registry; taken up by another process, once and once more."""
