@@ -35,8 +35,9 @@ STEPS_MODULO = 1 << 16  # a step's number rides along in float32, which holds th
 class FastReduction:
     """All lanes of a rank in one micro-batch, gradients summed by torch's all-reduce.
 
-    One rank: the plain module. Small models: one buffer, one all-reduce, or memory that ranks on CPUs share (trainer/rows.py). Larger ones:
-    DistributedDataParallel, bucket by bucket behind the backward pass, with the scalars' all-reduce beside it.
+    One rank: the plain module. Small models: one buffer, one all-reduce. Larger ones: DistributedDataParallel, bucket by bucket behind the
+    backward pass, with the scalars' all-reduce beside it. Two ranks on CPUs read each other's small buffers in memory that they share
+    (trainer/rows.py): two addends have one sum, whoever adds them. More than two add torch's way, since that is what is judged here.
     """
 
     def __init__(
@@ -57,14 +58,14 @@ class FastReduction:
         self._fresh = True  # no micro-batch of the step yet
         self._pending: Any = None  # the scalars' all-reduce, on its way during the backward pass
         self._flat: Flat | None = None
-        self._shared: SharedRows | None = None  # where ranks on CPUs see each other's buffers
+        self._shared: SharedRows | None = None  # where two ranks see each other's buffers
         self._wrapped: DistributedDataParallel | None = None
         elements = sum(p.numel() for p in self._parameters) + moving.size
         # scalars ride along in the gradients' type: a smaller one would round weights, and steps beyond 256
         rides = self._parameters[0].dtype in (torch.float32, torch.float64)
         if world.world_size > 1 and rides and elements * self._parameters[0].element_size() <= ONE_BUCKET_BYTES:
             self._flat = make_flat(self._parameters, moving.size, elements + SCALARS + 1)
-            if self._flat.buffer.device.type == "cpu":
+            if world.world_size == 2 and self._flat.buffer.device.type == "cpu":
                 self._shared = share_rows(world, self._flat.buffer.numel(), self._flat.buffer.dtype)
         elif world.world_size > 1:
             self._wrapped = self._wrap(model, has_unused=has_unused)
@@ -154,7 +155,7 @@ class FastReduction:
         if self._shared is None:
             dist.all_reduce(flat.buffer)
         else:
-            torch.sum(self._shared.exchange(flat.buffer, step), dim=0, out=flat.buffer)
+            torch.add(*self._shared.exchange(flat.buffer, step), out=flat.buffer)
         self._moved, self._scalars = flat.moved.clone(), tail.double()
 
     def _hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:  # noqa: ARG002 - torch's signature
