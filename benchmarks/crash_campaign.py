@@ -25,17 +25,17 @@ import logging
 import os
 import random
 import shutil
-import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from hashlib import md5
 from pathlib import Path
 from typing import Any
 
 from support.output import Document, parser, progress, publish
+from support.processes import apart, demand
 from support.rehearsal import MODEL, Fuse, FusedRegistry, FusedStore, Part, rehearse
 
 from flows.clock import utc_now
@@ -229,44 +229,7 @@ def ended(yard: Yard, number: int) -> Ended:
     )  # fmt: skip
 
 
-# --- processes --------------------------------------------------------------------------------------------------------------------
-
-
-def apart(act: Callable[[], Any], *, kill_after_s: float | None = None) -> tuple[str, Any]:
-    """Do something in a process of its own. Returns "done" and its value, "killed", or "error" and the words."""
-    pid, pipe = started(act)
-    if kill_after_s is not None:
-        time.sleep(kill_after_s)
-        os.kill(pid, signal.SIGKILL)
-    return answered(pid, pipe)
-
-
-def started(act: Callable[[], Any]) -> tuple[int, int]:
-    """Begin something in a process of its own; returns its number, and the pipe that its answer comes through."""
-    read, write = os.pipe()
-    if (pid := os.fork()) == 0:
-        with contextlib.suppress(BaseException):
-            os.close(read)
-            try:
-                answer = {"word": "done", "value": act()}
-            except BaseException as error:
-                answer = {"word": "error", "value": f"{type(error).__name__}: {error}"}
-            with os.fdopen(write, "w") as pipe:
-                json.dump(answer, pipe)
-        os._exit(0)
-    os.close(write)
-    return pid, read
-
-
-def answered(pid: int, pipe: int) -> tuple[str, Any]:
-    """What came of it, once it is over; as `apart`."""
-    with os.fdopen(pipe) as lines:
-        text = lines.read()
-    os.waitpid(pid, 0)
-    if not text:
-        return "killed", None
-    answer = json.loads(text)
-    return answer["word"], answer["value"]
+# --- deaths ------------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -282,13 +245,6 @@ class Death:
 
 def void(_: object) -> None:
     """Nothing of it."""
-
-
-def demand(word: str, value: Any) -> Any:
-    """The value of something that had to end well."""
-    if word != "done":
-        raise RuntimeError(f"{word}: {value}")
-    return value
 
 
 def set_scene(yard: Yard, story: Story) -> None:

@@ -38,9 +38,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from crash_campaign import APPROVAL, Story, Yard, answered, apart, demand, everything, place, set_scene, started, verified
+from crash_campaign import APPROVAL, Story, Yard, everything, place, set_scene, verified
 from support.moves import judge_moves, judge_pages
 from support.output import Document, parser, progress, publish
+from support.processes import answered, apart, demand, started
 from support.racers import ACTS, AT_THE_START, THIRD, Meeting, part_of, quiet, rehearsed, released
 from support.rehearsal import MODEL, Fuse
 

@@ -11,7 +11,7 @@ from flows.deciding import PERSON
 from flows.effects import open_effects
 from flows.embedded_server import start_early
 from flows.orphans import end_orphans
-from flows.ownership import check_owner, owning
+from flows.ownership import check_owner, known_entries, owning
 from flows.people import REASON_CHARS, one_line, people_of
 from flows.promote import make_true
 from flows.under_way import Desk
@@ -122,17 +122,6 @@ def _took_effect(store: ObjectStore, entries: tuple[Entry, ...], candidate: str)
     pointer, _ = read_pointer(store, model)
     in_force = pointer is not None and asdict(pointer) == decided[-1]["pointer"]
     return in_force or bool(candidate and admission(store, model, candidate))
-
-
-def known_entries(journal: Journal) -> tuple[Entry, ...]:
-    """The records of a release that may go on. Raises ConfigError when there is none, or it was abandoned."""
-    entries = journal.refreshed()
-    if not entries or entries[0].kind != "started":
-        raise ConfigError(f"there is no release '{journal.release_id}' in this store, so nothing was done. `seatrial show` lists them.")
-    given_up = next((entry for entry in entries if entry.kind == "abandoned"), None)  # a word or a gate may have come a moment later
-    if given_up is not None:
-        raise ConfigError(f"release {journal.release_id} was abandoned ({given_up.payload['reason']}), so nothing was done. Release again.")
-    return entries
 
 
 def _has_to_ask_anew(settings: Settings, journal: Journal, entries: tuple[Entry, ...]) -> bool:

@@ -16,10 +16,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 from flows.clock import utc_now
+from infra.journal import Entry, Journal
 from infra.store import NotFoundError, ObjectStore
 from trainer.children import pid_of, state_of
 from validation.canonical import canonical_json
-from validation.errors import ConflictError, EvidenceError
+from validation.errors import ConfigError, ConflictError, EvidenceError
 
 worked_on: list[str] = []  # the release that this process asked for last, for the last words of one that is told to go
 _TRIES = 20  # each lost write means that somebody else took the release or gave it back
@@ -214,3 +215,14 @@ def _read(store: ObjectStore, key: str) -> tuple[Owner | None, str | None]:
             "remove that object from the store and run the command again."
         ) from None
     return owner, etag
+
+
+def known_entries(journal: Journal) -> tuple[Entry, ...]:
+    """The records of a release that may go on. Raises ConfigError when there is none, or it was abandoned."""
+    entries = journal.refreshed()
+    if not entries or entries[0].kind != "started":
+        raise ConfigError(f"there is no release '{journal.release_id}' in this store, so nothing was done. `seatrial show` lists them.")
+    given_up = next((entry for entry in entries if entry.kind == "abandoned"), None)  # a word or a gate may have come a moment later
+    if given_up is not None:
+        raise ConfigError(f"release {journal.release_id} was abandoned ({given_up.payload['reason']}), so nothing was done. Release again.")
+    return entries

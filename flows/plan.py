@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from flows.allowed import check_allowed
 from flows.code_digests import all_sources
+from flows.ownership import known_entries
 from infra.journal import Journal, new_release_id
 from infra.settings import Settings
 from trainer import ranks
@@ -175,13 +176,10 @@ def _scratch(settings: Settings) -> Path:
 
 
 def request_of(journal: Journal, gate: str = "") -> ReleaseRequest:
-    """What an earlier release was asked for. Args: gate, "" = none. Raises ConfigError for an unknown gate or release."""
+    """What an earlier release was asked for. Args: gate, "" = none. Raises ConfigError for an unknown gate, and as `known_entries`."""
     if gate and gate not in GATES:
         raise ConfigError(f"there is no gate '{gate}', so nothing was run. Choose one of: {', '.join(GATES)}.")
-    started = journal.latest("started")
-    if started is None:
-        raise ConfigError(f"there is no release '{journal.release_id}' in this store, so nothing was run. `seatrial show` lists them.")
-    given = started.payload["request"]
+    given = known_entries(journal)[0].payload["request"]
     return ReleaseRequest(**{**given, "world_sizes": tuple(given["world_sizes"])})
 
 

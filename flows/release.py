@@ -16,11 +16,11 @@ from flows.clock import utc_now
 from flows.conduct import Keep, Steps, conduct
 from flows.device_slots import slots_held
 from flows.embedded_server import at_hand
-from flows.finishing import known_entries, what_is_left
+from flows.finishing import what_is_left
 from flows.gates import fresh_bench, hold_gate
 from flows.hands import REAL
 from flows.orphans import end_orphans
-from flows.ownership import Owner, check_owner, flow_run_release, owning, remember_flow_run
+from flows.ownership import Owner, check_owner, flow_run_release, known_entries, owning, remember_flow_run
 from flows.pages import show_gate, show_release
 from flows.plan import ReleasePlan, ReleaseRequest, make_plan, prepare, request_of
 from flows.probes import Bench

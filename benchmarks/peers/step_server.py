@@ -1,9 +1,10 @@
 """Times the loops of this folder, each run in ranks forked from this one warm interpreter; started by step_throughput.py.
 
-    python step_server.py SIDE [SIDE ...]        SIDE: plain | with_accelerate | with_fabric
+    python step_server.py SIDE [SIDE ...]        SIDE: plain | unwrapped | with_accelerate | with_fabric
 
-Reads one JSON request a line from stdin, {side, recipe, world_size, warmup, steps}, and answers with one line on stdout: {"seconds": from
-the start of step `warmup` to the start of step `warmup + steps` by rank 0's clock} or {"error": ...}. "ready" is the first line.
+Reads one JSON request a line from stdin, {side, recipe, world_size, warmup, steps, save_every}, and answers with one line on stdout:
+{"seconds": from the start of step `warmup` to the start of step `warmup + steps` by rank 0's clock} or {"error": ...}. "ready" is the
+first line.
 """
 
 import importlib
@@ -44,18 +45,18 @@ def batches(recipe: Any, rank: int, world_size: int) -> Iterator[Any]:
         epoch += 1
 
 
-def train(request: dict[str, Any], rank: int, store: str) -> float:
+def train(request: dict[str, Any], rank: int, folder: str) -> float:
     """Seconds of the timed steps on this rank."""
     world_size, warmup, steps = request["world_size"], request["warmup"], request["steps"]
     names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "GROUP_RANK": 0}
     torchrun = {"TORCHELASTIC_RUN_ID": "steps", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 29500}  # nobody listens: the group stands
     os.environ.update({name: str(value) for name, value in (names | torchrun).items()})
-    if world_size > 1:
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world_size)
+    if world_size > 1 or request["side"] == "plain":  # DDP wants a process group on one rank, too
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
     recipe: Any = load_recipe(request["recipe"])
     torch.manual_seed(recipe.training.seed)
     samples = len(recipe.data("train")) * recipe.training.epochs
-    update = importlib.import_module(request["side"]).make_update(recipe, world_size, -(-samples // recipe.training.global_batch_size))
+    update, save = importlib.import_module(request["side"]).make_loop(recipe, world_size, -(-samples // recipe.training.global_batch_size))
     torch.set_num_threads(1)  # libraries set it as they like
     started = 0.0
     for step, batch in enumerate(batches(recipe, rank, world_size)):
@@ -64,16 +65,18 @@ def train(request: dict[str, Any], rank: int, store: str) -> float:
         if step == warmup + steps:
             break
         update(batch)
+        if save is not None and (step + 1) % request["save_every"] == 0:
+            save(Path(folder) / f"checkpoint-{step + 1}")
     seconds = time.monotonic() - started
     if world_size > 1:
         dist.barrier()
     return seconds
 
 
-def rank_main(request: dict[str, Any], rank: int, store: str, outbox: Any) -> None:
+def rank_main(request: dict[str, Any], rank: int, folder: str, outbox: Any) -> None:
     """One rank's process."""
     try:
-        outbox.send({"seconds": train(request, rank, store)})
+        outbox.send({"seconds": train(request, rank, folder)})
     except Exception:
         outbox.send({"error": traceback.format_exc(limit=-3)})
     outbox.close()
@@ -84,7 +87,7 @@ def answer(request: dict[str, Any]) -> dict[str, Any]:
     """Run all ranks; rank 0's time, or the first error."""
     with tempfile.TemporaryDirectory() as folder:
         pipes = [FORK.Pipe(duplex=False) for _ in range(request["world_size"])]
-        ranks = [FORK.Process(target=rank_main, args=(request, n, f"{folder}/store", pipe[1])) for n, pipe in enumerate(pipes)]
+        ranks = [FORK.Process(target=rank_main, args=(request, n, folder, pipe[1])) for n, pipe in enumerate(pipes)]
         for process in ranks:
             process.start()
         for _, outbox in pipes:

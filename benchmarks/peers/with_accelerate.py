@@ -1,14 +1,15 @@
-"""The plain loop's update with Hugging Face Accelerate, after its guide on moving a loop over."""
+"""The plain loop with Hugging Face Accelerate, after its guides on moving a loop over and on checkpoints."""
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
+from plain import Loop
 
 
-def make_update(recipe: Any, world_size: int, steps: int) -> Callable[[Any], None]:  # noqa: ARG001 - asks the process group
-    """Build and prepare; the function makes one optimizer update out of this rank's batch."""
+def make_loop(recipe: Any, world_size: int, steps: int) -> Loop:  # noqa: ARG001 - asks the process group
+    """Build and prepare; one function makes an optimizer update out of this rank's batch, one saves a checkpoint."""
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(split_batches=True))  # one schedule step an update
     model = recipe.model()
     optimizer = recipe.optimizer(model)
@@ -22,4 +23,7 @@ def make_update(recipe: Any, world_size: int, steps: int) -> Callable[[Any], Non
         schedule.step()
         optimizer.zero_grad()
 
-    return update
+    def save(path: Path) -> None:
+        accelerator.save_state(str(path))
+
+    return update, save

@@ -1,13 +1,14 @@
-"""The plain loop's update with Lightning Fabric, after its guide on converting PyTorch code."""
+"""The plain loop with Lightning Fabric, after its guides on converting PyTorch code and on checkpoints."""
 
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from lightning_fabric import Fabric
+from plain import Loop
 
 
-def make_update(recipe: Any, world_size: int, steps: int) -> Callable[[Any], None]:
-    """Build and set up; the function makes one optimizer update out of this rank's batch."""
+def make_loop(recipe: Any, world_size: int, steps: int) -> Loop:
+    """Build and set up; one function makes an optimizer update out of this rank's batch, one saves a checkpoint."""
     fabric = Fabric(accelerator="cpu", devices=world_size, strategy="ddp" if world_size > 1 else "auto")
     fabric.launch()
     model = recipe.model()
@@ -23,4 +24,7 @@ def make_update(recipe: Any, world_size: int, steps: int) -> Callable[[Any], Non
         schedule.step()
         optimizer.zero_grad()
 
-    return update
+    def save(path: Path) -> None:
+        fabric.save(path, {"model": model, "optimizer": optimizer, "schedule": schedule.state_dict()})
+
+    return update, save

@@ -13,8 +13,8 @@ import flows.release
 from flows import acts, approving, finishing, reconcile, rollback
 from flows.clock import utc_now
 from flows.conduct import PLAIN, conduct
-from flows.finishing import abandon, finish, known_entries, what_is_left
-from flows.ownership import check_owner, owning
+from flows.finishing import abandon, finish, what_is_left
+from flows.ownership import check_owner, known_entries, owning
 from flows.promote import make_true
 from infra.journal import Journal
 from infra.pointer import read_pointer

@@ -12,14 +12,15 @@ from mlflow import MlflowClient
 from support.rehearsal import MODEL, Part
 from test_conduct import again, begun, home, played, serving, settings, store
 
-from flows import acts, deciding, finishing, monitor, ownership, rollback
+from flows import acts, baseline, deciding, finishing, monitor, ownership, rollback
 from flows import release as flow
 from flows.acts import Desk, open_desk
 from flows.conduct import PLAIN, conduct
-from flows.finishing import abandon, finish, known_entries, what_is_left
+from flows.finishing import abandon, finish, what_is_left
 from flows.in_service import what_serves
-from flows.ownership import own
+from flows.ownership import known_entries, own
 from flows.people import checked_answer, record_waiver
+from flows.plan import request_of
 from flows.reconcile import reconcile_model
 from flows.under_way import Release
 from flows.verifying import verify
@@ -234,6 +235,8 @@ def test_a_word_that_came_a_moment_too_late_does_not_wake_an_abandoned_release(s
 
     with pytest.raises(ConfigError, match="Release again"):
         known_entries(release.journal)
+    with pytest.raises(ConfigError, match="Release again"):  # `seatrial gate` asks before it starts anything
+        request_of(release.journal, "scaling")
 
 
 def test_a_waiver_that_comes_while_the_release_decides_counts(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -370,6 +373,27 @@ def go_back(settings: Settings, version: str = "") -> dict[str, Any]:
 def answering(monkeypatch: pytest.MonkeyPatch) -> None:
     """Versions answer without being loaded."""
     monkeypatch.setattr(rollback, "refusal", lambda *_: "")
+
+
+def test_a_baseline_whose_first_release_was_overtaken_when_it_died_is_not_left_without_a_word(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was registered and never served: whoever ends that release says on its page what it is."""
+
+    def gone(*_: object) -> None:
+        raise InterruptedError
+
+    release = begun(settings, Part(weights=b"first"))
+    with monkeypatch.context() as patch:
+        patch.setattr(baseline, "admit", gone)
+        with pytest.raises(InterruptedError):
+            conduct(release, PLAIN, fresh=frozenset(GATES), keep="none")
+    (overtaken,) = [found.version for found in release.registry.versions(MODEL)]
+    played(settings, Part(weights=b"second"))
+    assert status(settings, overtaken) == ""
+    conduct(release, PLAIN, keep="any")
+
+    assert status(settings, overtaken) == "baseline"
 
 
 def test_the_last_known_good_stays_one_when_a_gate_of_its_release_is_held_again(settings: Settings, store: ObjectStore) -> None:
