@@ -35,7 +35,7 @@ from pathlib import Path
 from typing import Any
 
 from support.output import Document, parser, progress, publish
-from support.processes import apart, demand
+from support.processes import apart, demand, warm_up
 from support.rehearsal import MODEL, Fuse, FusedRegistry, FusedStore, Part, rehearse
 
 from flows.clock import utc_now
@@ -354,7 +354,7 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--only", default="", help="one story")
     arguments = options.parse_args()
-    import mlflow  # noqa: F401  # once, before the first fork
+    warm_up()
 
     logging.getLogger("werkzeug").setLevel(logging.ERROR)  # moto tells every request
     logging.getLogger("mlflow").setLevel(logging.WARNING)

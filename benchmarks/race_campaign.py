@@ -41,7 +41,7 @@ from typing import Any
 from crash_campaign import APPROVAL, Story, Yard, everything, place, set_scene, verified
 from support.moves import judge_moves, judge_pages
 from support.output import Document, parser, progress, publish
-from support.processes import answered, apart, demand, started
+from support.processes import answered, apart, demand, started, warm_up
 from support.racers import ACTS, AT_THE_START, THIRD, Meeting, part_of, quiet, rehearsed, released
 from support.rehearsal import MODEL, Fuse
 
@@ -261,7 +261,7 @@ def main() -> int:
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--only", default="", help="pairs in which this stands, as release|rollback or finish")
     arguments = options.parse_args()
-    import mlflow  # noqa: F401  # once, before the first fork
+    warm_up()
 
     for name, level in (("werkzeug", logging.ERROR), ("mlflow", logging.WARNING), ("alembic", logging.WARNING)):
         logging.getLogger(name).setLevel(level)
