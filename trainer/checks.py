@@ -1,11 +1,14 @@
 """What a recipe has to hold before its first step, asked of the real model and a real batch. Every failure is a RecipeError with a fix."""
 
 import math
+import random
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import SyncBatchNorm
@@ -14,10 +17,11 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from trainer.dataset import seed_streams
+from trainer.dataset import Rows, kept_streams, seed_streams
 from trainer.hooks import PATH, brought
-from trainer.recipe import Batch, Recipe
+from trainer.recipe import Batch, Recipe, SplitData
 from trainer.reduce import all_gather
+from trainer.state import tensor_bytes
 from trainer.world import World
 from validation.errors import RecipeError
 
@@ -170,6 +174,25 @@ def check_same_data(recipe: Recipe, world: World, device: torch.device, seen: Se
             f"recipe {recipe.name}: data('train') gave rank {strange[0]} other samples than rank 0 ({len(strange)} of {world.world_size} "
             "ranks differ). Ranks would train on a mixture that nobody chose. Let data() depend on its argument alone: no clock, no "
             "randomness, no rank, no file that changes."
+        )
+
+
+def check_pure(recipe: Recipe, train: SplitData, rows: Rows) -> None:
+    """Try a split's word that its `batch` depends on rows alone: with other random streams, and in another thread. Raises RecipeError."""
+    with kept_streams():
+        seed_streams(1)
+        first = train.batch(rows)
+        untouched = torch.rand(()), np.random.random(), random.random()
+        seed_streams(1)
+        drew = untouched != (torch.rand(()), np.random.random(), random.random())
+        seed_streams(2)
+        with ThreadPoolExecutor(1) as pool:
+            second = pool.submit(train.batch, rows).result()
+    if drew or list(map(tensor_bytes, first)) != list(map(tensor_bytes, second)):
+        what = "it draws random numbers" if drew else "the same rows had other bytes when they were fetched again by another thread"
+        raise RecipeError(
+            f"recipe {recipe.name}: data('train').pure says that batch(rows) depends on its rows alone, and {what}. Fetched behind the "
+            "training step, samples or dropout would differ from run to run. Remove `pure`; for augmentation give keyed_batch(rows, keys)."
         )
 
 

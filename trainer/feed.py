@@ -1,6 +1,7 @@
 """What one rank puts through the model in one step: its lanes' samples, as micro-batches, and their ledger rows."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -48,16 +49,24 @@ class Located(NamedTuple):
     ledger: Ledger  # the step is still open
 
 
+class Coming(NamedTuple):
+    """A batch that is being fetched behind the caller's back."""
+
+    batch: range
+    samples: Future[list[Batch]]  # of each micro-batch
+
+
 class Feed:
     """Cuts every global batch into this rank's micro-batches."""
 
     def __init__(
         self, data: SplitData, order: Order, own: range, lanes: int, device: torch.device, *, double: bool, drop_lane: bool,
-        accumulation: int = 1, stand_in: int = 1, workers: int = 0, even: bool = False,
+        accumulation: int = 1, stand_in: int = 1, workers: int = 0, even: bool = False, pure: bool = False,
     ) -> None:  # fmt: skip
         """Args: own, lanes of this rank, ascending; accumulation, parts of each micro-batch; stand_in, samples for empty lanes; workers,
         processes that fetch ahead, from the first batch that is asked for on (0: this process fetches); even, every rank has the same
-        number of micro-batches, stand-ins among them, because each forward pass is collective (FSDP2).
+        number of micro-batches, stand-ins among them, because each forward pass is collective (FSDP2); pure, the data's `batch` depends on
+        its rows alone, so that a thread may fetch ahead.
         """
         self._data = data
         self._order = order
@@ -72,12 +81,16 @@ class Feed:
         self._even = even
         self._keyed = hasattr(data, "keyed_batch")
         self._loader: Loader | None = None
+        self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="fetch") if pure and not workers else None  # starts when it has work
+        self._coming: Coming | None = None
         self._held: list[MicroBatch] | None = None  # of a step that is made several times; None: no step is
         self._next = -1  # position up to which batches were taken from the loader
         self._block: dict[int, Located] = {}  # by the batch's first position: the batch asked last and those after it
 
     def positions(self, batch: range) -> Rows:
         """Positions of this rank's lanes in a global batch, ascending; possibly none."""
+        if self._coming is not None:
+            wait((self._coming.samples,))  # it has found them, too
         return self._asked(batch).positions
 
     def ledger(self, step: int, batch: range) -> Ledger:
@@ -106,12 +119,28 @@ class Feed:
         finally:
             self._held = None
 
+    def fetch_ahead(self, batch: range, reduction: Reduction) -> None:
+        """Begin to fetch a batch that will be asked for, where the data allows that; the best moment is when a backward pass begins.
+
+        An error of the recipe's code is raised when the batch is asked for.
+        """
+        if self._fetcher is not None and self._held is None and batch:
+            cuts = self._cuts(reduction.groups(self._own), batch)
+            self._coming = Coming(batch, self._fetcher.submit(self._fetch_pure, cuts, batch))
+
+    def _fetch_pure(self, cuts: Sequence[Cut], batch: range) -> list[Batch]:
+        """In the thread: no stream is seeded, since they are those of the step under way."""
+        return [fetch(self._data, request.rows, request.keys[:0]) for request in self._requests(cuts, self._asked(batch))]
+
     def _fetched(self, batch: range, reduction: Reduction) -> list[MicroBatch]:
         groups = reduction.groups(self._own)
         cuts = self._cuts(groups, batch)
+        coming, self._coming = self._coming, None
         if self._workers:
             loader = self._loader_at(batch, groups)
             fetched = [loader.take() for _ in cuts]
+        elif coming is not None and coming.batch == batch:
+            fetched = coming.samples.result()
         else:
             fetched = [fetch(self._data, *request) for request in self._requests(cuts, self._asked(batch))]
         return [MicroBatch(*cut[:3], self._on_device(samples), cut.counts) for cut, samples in zip(cuts, fetched, strict=True)]
@@ -127,7 +156,9 @@ class Feed:
         return self._on_device(fetch(self._data, *self._request(range(min(samples, self._order.size)))))
 
     def close(self) -> None:
-        """End the loader workers, if there are any."""
+        """End the loader workers and the thread that fetches ahead, if there are any."""
+        if self._fetcher is not None:
+            self._fetcher.shutdown(cancel_futures=True)
         if self._loader is not None:
             self._loader.close()
             self._loader = None

@@ -96,7 +96,8 @@ def _soak(run: Training, update: Callable[[Training], object]) -> None:
 def train_step(run: Training) -> tuple[Totals, int] | None:
     """Make one optimizer update. Returns: the step's totals and its samples, over all ranks."""
     step, batch, clock, faults = run.step, run.order.span(run.position), run.clock, run.faults
-    clock.start(step, len(run.feed.positions(batch)))
+    clock.start(step, 0)
+    clock.count(len(run.feed.positions(batch)))
 
     run.audit.begin(step)
     faults.at("data", step)
@@ -116,6 +117,8 @@ def train_step(run: Training) -> tuple[Totals, int] | None:
             loss_sum, weight = run.audit.loss(step, number, asked, micro.batch, compute)
         clock.lap("forward")
         faults.at("backward", step)
+        if number == 0 and step + 1 < run.steps:
+            run.feed.fetch_ahead(run.order.span(batch.stop), run.reduction)
         run.reduction.backward(step, micro, loss_sum, weight, run.scaler.scale)
         clock.lap("backward")
 

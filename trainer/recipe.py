@@ -45,6 +45,9 @@ class SplitData(Protocol):
     each sample's own random stream and are made of the run's seed, the epoch and the sample id alone, so that the same sample looks the
     same whoever fetches it. Training calls it where it is; judging and digests call `batch`. `trainer.dataset.MapSplit` has it for any
     torch map-style dataset. A `batch` that draws random numbers finds the streams of torch, numpy and random seeded for its rows.
+
+    A split whose `batch` depends on its rows alone, draws nothing and changes nothing, may say so with an attribute `pure = True`: the next
+    batch is then fetched by a thread while gradients are computed. The claim is tried before the first step.
     """
 
     sample_ids: npt.NDArray[np.int64]  # (N,) unique, the same on every machine and in every release

@@ -17,7 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainer.audit import Audit
 from trainer.audit_collectives import record_collectives
 from trainer.checkpoint import load_newest, sealed_folders
-from trainer.checks import Probed, check_coupled, check_loss, check_model, check_modules, check_same_data, check_stepping
+from trainer.checks import Probed, check_coupled, check_loss, check_model, check_modules, check_pure, check_same_data, check_stepping
 from trainer.config import TrainJob
 from trainer.drills import drilled
 from trainer.fast import FastReduction
@@ -121,6 +121,8 @@ def prepare(job: TrainJob, world: World, emit: Emit) -> Training:
     feed = _feed(job, world, recipe, train, order, device)
     probe = feed.probe(PROBE_SAMPLES)
     check_ids(recipe, "train", train, size=order.size)
+    if not world.is_back and _is_pure(job, train):
+        check_pure(recipe, train, order.rows(order.span(0)[:PROBE_SAMPLES]))
     if not world.is_back:
         check_same_data(recipe, world, device, [np.ascontiguousarray(train.sample_ids), *map(tensor_bytes, probe)])
     model, module, probed = _built(job, world, recipe, order, probe, device)
@@ -193,8 +195,13 @@ def _feed(job: TrainJob, world: World, recipe: Recipe, train: SplitData, order: 
     return Feed(
         train, order, lanes_of(world.rank, world.world_size, plan.lanes), plan.lanes, device, double=job.precision == "float64",
         drop_lane=job.defect == "drop_lane", accumulation=plan.accumulation, workers=plan.loader_workers,
-        even=_is_sharded(job, world),
+        even=_is_sharded(job, world), pure=_is_pure(job, train),
     )  # fmt: skip
+
+
+def _is_pure(job: TrainJob, train: SplitData) -> bool:
+    """Whether batches may be fetched ahead by a thread: the data says so, and nobody listens to what is fetched when."""
+    return bool(getattr(train, "pure", False)) and not (job.audit or job.conditions or hasattr(train, "keyed_batch"))
 
 
 def _reduction(

@@ -78,6 +78,12 @@ class BrokenData(TinyData):
         return super().batch(rows)
 
 
+class PureData(TinyData):
+    """Says what is true of it."""
+
+    pure = True
+
+
 @dataclass(frozen=True)
 class LoaderRecipe(TinyRecipe):
     """TinyRecipe on one of these splits."""
@@ -91,7 +97,7 @@ class LoaderRecipe(TinyRecipe):
         if self.kind in ("augmented", "noting"):
             kind = MapSplit if self.kind == "augmented" else NotingData
             return kind(Augmented(points), points.frame, points.sample_ids)  # type: ignore[return-value]
-        return BrokenData(self.kind)
+        return {"pure": PureData, "unsaid": TinyData}[self.kind](TRAIN, 1) if self.kind in ("pure", "unsaid") else BrokenData(self.kind)
 
 
 def variant(kind: str, workers: int, **options: object) -> LoaderRecipe:
@@ -107,3 +113,4 @@ data0, data2, value0, value2, odd0, odd2, shape0, shape2 = (
     variant(kind, workers) for kind in ("data", "value", "odd", "shape") for workers in (0, 2)
 )
 kill2 = variant("kill", 2)
+pure, unsaid = variant("pure", 0), variant("unsaid", 0)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tiny_recipe import FEATURES, TinyData, TinyRecipe, adamw, recipe, small_net, weighted_loss
+from tiny_recipe import FEATURES, TRAIN, TinyData, TinyRecipe, adamw, recipe, small_net, weighted_loss
 from torch import Tensor, nn
 
 from trainer.checks import (
@@ -16,6 +16,7 @@ from trainer.checks import (
     check_loss,
     check_model,
     check_modules,
+    check_pure,
     check_stepping,
     is_coupled,
     is_random,
@@ -390,3 +391,30 @@ def test_contrastive_losses_are_for_own_paths() -> None:
     for loss in (mean, mean_of_one):
         with pytest.raises(RecipeError, match="It is a mean"):
             ask(OwnRecipe(make_loss=loss))
+
+
+class Drawing(TinyData):
+    """Noise on every input."""
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        inputs, labels, weights = super().batch(rows)
+        return Batch(inputs + torch.randn_like(inputs), labels, weights)
+
+
+class Counting(TinyData):
+    """Remembers how often it was asked."""
+
+    asked = 0
+
+    def batch(self, rows: np.ndarray) -> Batch:
+        self.asked += 1
+        inputs, labels, weights = super().batch(rows)
+        return Batch(inputs + self.asked, labels, weights)
+
+
+@pytest.mark.parametrize(("kind", "words"), [(Drawing, "draws random numbers"), (Counting, "other bytes")])
+def test_a_batch_that_is_not_pure_is_refused_where_it_says_so(kind: type[TinyData], words: str) -> None:
+    """It would be fetched behind the step, and take random numbers from it."""
+    with pytest.raises(RecipeError, match=words):
+        check_pure(recipe, kind(TRAIN, 1), np.arange(5))
+    check_pure(recipe, TinyData(TRAIN, 1), np.arange(5))

@@ -1,5 +1,7 @@
 """What a rank is fed: every sample of its lanes once a step, in parts, with a stand-in where there is none."""
 
+import threading
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -113,3 +115,67 @@ def test_dropped_lane_is_in_the_ledger_alone(together: bool) -> None:
     spans = feeder.ledger(0, order.span(0)).spans
     assert [position for _, _, first, count in spans.tolist() for position in range(first, first + count)] == list(range(15, 30))
     assert fed[-1].is_last
+
+
+def recorded(fetch: Callable[..., Batch], names: list[str]) -> Callable[..., Batch]:
+    """The same, and the name of the thread that asked."""
+
+    def batch(self: Numbered, rows: np.ndarray) -> Batch:
+        names.append(threading.current_thread().name)
+        return fetch(self, rows)
+
+    return batch
+
+
+def walked(feeder: Feed, order: Order, together: bool) -> list[tuple[object, ...]]:
+    """Every micro-batch of an epoch, as a training loop asks for them."""
+    fed, span = [], order.span(0)
+    while span:
+        feeder.positions(span)
+        fed += [(*item[:3], item.batch.inputs.tolist(), item.counts) for item in feeder.micro_batches(span, Groups(together))]
+        span = order.span(span.stop)
+        feeder.fetch_ahead(span, Groups(together))
+    feeder.close()
+    return fed
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["exact", "fast"])
+def test_what_a_thread_fetches_ahead_is_what_the_rank_would_fetch(together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pure split's batches, epoch's end included; all but the first come from the thread, and no random stream moves."""
+    options: dict[str, object] = {"accumulation": 2, "batch": 31}
+    plain = walked(*feed(1, 2, **options), together)
+    monkeypatch.setattr(Numbered, "batch", recorded(Numbered.batch, names := []))
+    feeder, order = feed(1, 2, pure=True, **options)
+    feeder.micro_batches(order.span(0), Groups(together))
+    stood = torch.default_generator.get_state()
+    feeder.fetch_ahead(order.span(31), Groups(together))
+    feeder.positions(order.span(31))
+
+    assert torch.equal(torch.default_generator.get_state(), stood)
+    assert walked(feeder, order, together) == plain
+    assert sum(name.startswith("fetch") for name in names) > len(names) / 2
+
+
+def test_a_caller_that_goes_elsewhere_gets_what_it_asks_for() -> None:
+    """A batch that was fetched ahead and is not the next one is dropped."""
+    feeder, order = feed(pure=True)
+    feeder.fetch_ahead(order.span(30), Groups(True))
+    (elsewhere,) = feeder.micro_batches(order.span(60), Groups(True))
+
+    assert elsewhere.batch.inputs.tolist() == order.rows(order.span(60)).tolist()
+
+
+def test_what_fails_ahead_is_told_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the rows; the step under way is not disturbed."""
+    feeder, order = feed(pure=True)
+
+    def broken(self: Numbered, rows: np.ndarray) -> Batch:
+        raise ValueError("the file is gone")
+
+    monkeypatch.setattr(Numbered, "batch", broken)
+    feeder.fetch_ahead(order.span(30), Groups(True))
+    feeder.positions(order.span(30))
+    with pytest.raises(ValueError, match="the file is gone") as caught:
+        feeder.micro_batches(order.span(30), Groups(True))
+
+    assert "of the train split were fetched" in caught.value.__notes__[0]

@@ -54,6 +54,19 @@ def test_other_data_ends_alike(name: str, tmp_path: Path) -> None:
     assert records[0].steps == (8 if name == "parts" else 9)
 
 
+KILLED = {
+    "world_size": 2, "resume_world_sizes": (3,), "checkpoint_every": 2, "max_restarts": 1, "faults": (Fault(kind="kill", rank=1, step=3),),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("options", [{"world_size": 3}, {"world_size": 2, "reduction": "fast"}, KILLED], ids=["exact", "fast", "killed"])
+def test_a_thread_that_fetches_ahead_does_not_show_in_the_bits(options: dict[str, object], tmp_path: Path) -> None:
+    """Data that calls itself pure, with dropout on, ends as the same data that does not."""
+    ahead, plain = (run(tmp_path / name, name, **options) for name in ("pure", "unsaid"))
+
+    assert ends(ahead) == ends(plain)
+
+
 def test_fast_reduction_has_workers_too(tmp_path: Path) -> None:
     """One micro-batch a rank, two ranks: the same bits with and without workers."""
     records = [run(tmp_path / str(workers), f"augmented{workers}", world_size=2, reduction="fast") for workers in (0, 3)]

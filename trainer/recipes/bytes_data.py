@@ -30,6 +30,8 @@ Rows = npt.NDArray[np.int64]
 class BytesSplit:
     """One split (trainer.recipe.SplitData). A window's id is its place in the text."""
 
+    pure = True
+
     def __init__(self, corpus: Corpus, split: str) -> None:
         self._corpus = corpus
         self._split = split

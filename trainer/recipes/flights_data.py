@@ -75,6 +75,8 @@ def _squashed(frame: pd.DataFrame) -> npt.NDArray[np.float64]:
 class FlightsSplit:
     """One split on memory maps (trainer.recipe.SplitData); ranks on one machine share the pages."""
 
+    pure = True
+
     def __init__(self, folder: Path, split: str) -> None:
         self._frame_path = folder / f"{split}.parquet"
         try:
