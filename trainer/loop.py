@@ -206,13 +206,15 @@ def _quality(run: Training) -> float:
 
 
 def _checkpoint(run: Training) -> None:
-    """Save the state after this update; first this rank's rows are on disk, since the seal says that nothing before it is lost."""
+    """Save the state after this update. This rank's rows are on disk before it is sealed: the seal says that nothing before it is lost."""
     run.clock.resume()
     run.clock.enter("checkpoint")
     run.parts.add_timeline(run.clock.take())
     refused = ""
     try:
-        run.parts.flush(durable=True)
+        run.parts.flush()
+        if run.saver is None:
+            run.parts.sync()
     except OSError as error:
         refused = f"its rows cannot be written ({error})"
     state = run.state()
@@ -220,7 +222,7 @@ def _checkpoint(run: Training) -> None:
     if run.saver is None:
         run.save_own(refused=refused)
     else:
-        run.saver.save(state, refused=refused)
+        run.saver.save(state, rows=run.parts.sync, refused=refused)
     run.clock.lap("checkpoint")
     run.clock.keep()
 

@@ -79,8 +79,8 @@ class PartWriter:
         if self._ledger_bytes > LEDGER_BYTES:
             self._ledger_bytes = 0
             with contextlib.suppress(OSError):  # kept: a disk that is full now may have room at the next checkpoint
-                self._append(IDS, durable=False)
-                self._append(SPANS, durable=False)
+                self._append(IDS)
+                self._append(SPANS)
 
     def add_line(self, table: str, row: Mapping[str, Any]) -> None:
         """Remember one row of "curve", or of an audit's table (trainer/audit_tables.py)."""
@@ -99,23 +99,29 @@ class PartWriter:
         partial.write_bytes(canonical_json(facts))
         partial.rename(self.folder / f"{name}.json")
 
-    def flush(self, *, durable: bool = False) -> None:
-        """Append everything remembered. `durable` also waits for the disk: what a seal vouches for must be there.
+    def flush(self) -> None:
+        """Append everything remembered.
 
         Raises: OSError when the disk refuses; what it did not take is still remembered, and no half row stands.
         """
         for name in list(self._pending):
-            self._append(name, durable=durable)
+            self._append(name)
 
-    def _append(self, name: str, *, durable: bool) -> None:
+    def sync(self) -> None:
+        """Wait until the disk has all that was flushed before: what a seal vouches for must be there. Safe beside further writes.
+
+        Raises: OSError when the disk refuses.
+        """
+        for name in list(self._written):
+            with (self.folder / name).open("rb") as file:
+                os.fsync(file.fileno())
+
+    def _append(self, name: str) -> None:
         path, size = self.folder / name, self._written.get(name, 0)
         pieces = self._pending.get(name, [])
         try:
             with path.open("ab") as file:
                 file.writelines(pieces)
-                file.flush()
-                if durable:
-                    os.fsync(file.fileno())
         except OSError:
             with contextlib.suppress(OSError):
                 os.truncate(path, size)

@@ -53,6 +53,7 @@ class _Save:
     step: int
     pieces: tuple[Piece, ...]
     facts: bytes  # of state.json
+    rows: Callable[[], None]  # waits for this rank's rows to be on disk
     began: float  # time.perf_counter() when training stopped for it
     refused: str  # why this rank cannot vouch for it; "" = it can
 
@@ -107,10 +108,11 @@ class Saver:
             root.mkdir(parents=True, exist_ok=True)
             clear_leftovers(root)
 
-    def save(self, state: State, *, refused: str = "") -> None:
+    def save(self, state: State, *, rows: Callable[[], None] = lambda: None, refused: str = "") -> None:
         """Copy the state and let it be written behind. Waits for an earlier save that is still under way. Collective.
 
-        Args: refused, why this rank cannot vouch for what lies before the state; the checkpoint is then given up by all ranks.
+        Args: rows, called in the thread, waits until the disk has what this rank has to show for the steps before the state, or raises
+        OSError; refused, why this rank cannot vouch for what lies before the state; the checkpoint is then given up by all ranks.
         Raises: what ended the thread of the earlier save, when the ranks lost each other in it.
         """
         began = time.perf_counter()
@@ -122,7 +124,7 @@ class Saver:
             self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
         pieces = self._host.take(state.tensors)
         facts = self._facts(state) if self._world.rank == 0 else b""
-        save = _Save(step=state.step, pieces=pieces, facts=facts, began=began, refused=refused)
+        save = _Save(step=state.step, pieces=pieces, facts=facts, rows=rows, began=began, refused=refused)
         if self._thread is None:  # a daemon: a rank whose training failed does not wait for peers that are gone
             self._thread = threading.Thread(target=self._work, daemon=True, name="saver")
             self._thread.start()
@@ -185,6 +187,10 @@ class Saver:
         """Write this rank's files. A disk that refuses is a report, not the end of training."""
         if save.refused:
             return _Report(error=f"rank {self._world.rank}: {save.refused}")
+        try:
+            save.rows()
+        except OSError as error:
+            return _Report(error=f"rank {self._world.rank}: its rows cannot be written ({error})")
         folder = partial_folder(self._root, save.step)
         try:
             folder.mkdir(exist_ok=True)

@@ -31,12 +31,12 @@ def test_rows_wait_for_room(tmp_path: Path) -> None:
     part.write("start", {"resumed_from_step": 0, "world_size": 1})
     rows = np.arange(48).reshape(12, 4)
     part.add_ledger(ledger_of(rows[:3]))
-    part.flush(durable=True)
+    part.flush()
     with files_of_at_most(100):
         for piece in (rows[3:10], rows[10:11]):
             part.add_ledger(ledger_of(piece))
             with pytest.raises(OSError, match="too large"):
-                part.flush(durable=True)
+                part.flush()
             assert (part.folder / "spans.bin").stat().st_size == 3 * 32
             assert len(LedgerRows(part.folder)) == 3
     part.add_ledger(ledger_of(rows[11:]))
@@ -44,6 +44,20 @@ def test_rows_wait_for_room(tmp_path: Path) -> None:
 
     [found] = read_parts(tmp_path)
     assert rows_of(found.ledger) == [*map(tuple, rows.tolist())]
+
+
+def test_a_sync_waits_for_every_file_that_was_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also for one that was appended early and has nothing new."""
+    part = PartWriter(tmp_path)
+    part.add_line("curve", {"step": 1})
+    part.flush()
+    part.add_ledger(ledger_of(np.arange(4).reshape(1, 4)))
+    part.flush()
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda handle: synced.append(Path(f"/proc/self/fd/{handle}").readlink().name))
+    part.sync()
+
+    assert sorted(synced) == ["curve.jsonl", "ids.bin", "spans.bin"]
 
 
 def test_large_ledger_waits_too(tmp_path: Path) -> None:

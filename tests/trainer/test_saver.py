@@ -137,6 +137,25 @@ def test_store_that_cannot_be_written_stops_saves_only(tmp_path: Path) -> None:
     assert "FileExistsError" in said[0][1]["reason"]
 
 
+def test_nothing_is_sealed_before_its_rows_are_on_disk(tmp_path: Path) -> None:
+    """Rows are waited for before a byte of the state is written; a disk that refuses them stops this save only."""
+    said: list[Any] = []
+    standing: list[list[str]] = []
+
+    def refuse() -> None:
+        standing.append(names(tmp_path))
+        raise OSError(28, "No space left on device")
+
+    made = saver(tmp_path, emit=lambda name, **fields: said.append((name, fields.get("reason", ""))))
+    made.save(state_after(1), rows=refuse)
+    made.settle()
+    made.save(state_after(2), rows=lambda: standing.append(names(tmp_path)))
+    made.close()
+
+    assert standing == [[], []]
+    assert said == [("unsaved", "rank 0: its rows cannot be written ([Errno 28] No space left on device)"), ("sealed", "")]
+
+
 @pytest.mark.parametrize("full_rank", [0, 1])
 def test_full_disk_of_one_rank_fails_the_save_on_all(full_rank: int, tmp_path: Path) -> None:
     """A write that the kernel refuses leaves the last checkpoint in charge, no half one, and the next save tries again."""
