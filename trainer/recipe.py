@@ -47,7 +47,8 @@ class SplitData(Protocol):
     torch map-style dataset. A `batch` that draws random numbers finds the streams of torch, numpy and random seeded for its rows.
 
     A split whose `batch` depends on its rows alone, draws nothing and changes nothing, may say so with an attribute `pure = True`: the next
-    batch is then fetched by a thread while gradients are computed. The claim is tried before the first step.
+    batch is then fetched by a thread while gradients are computed, where there are more cores than ranks. The claim is tried before the
+    first step.
     """
 
     sample_ids: npt.NDArray[np.int64]  # (N,) unique, the same on every machine and in every release

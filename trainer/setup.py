@@ -69,7 +69,7 @@ def device_facts(device: torch.device) -> dict[str, str | int]:
     """What a machine record needs from torch: the device's name and how many there are."""
     if device.type == "cuda":
         return {"device": torch.cuda.get_device_name(device), "devices": torch.cuda.device_count()}
-    return {"device": "cpu", "devices": len(psutil.Process().cpu_affinity() or [0])}
+    return {"device": "cpu", "devices": cores()}
 
 
 def join(job: TrainJob, world: World, rendezvous: str) -> None:
@@ -190,18 +190,24 @@ def _is_sharded(job: TrainJob, world: World) -> bool:
 
 
 def _feed(job: TrainJob, world: World, recipe: Recipe, train: SplitData, order: Order, device: torch.device) -> Feed:
+    """Where ranks fill the cores a thread that fetches ahead would take from them what it gives."""
     plan = recipe.training
     lanes_of = strided_lanes if _is_sharded(job, world) and job.reduction == "exact" else rank_lanes
     return Feed(
         train, order, lanes_of(world.rank, world.world_size, plan.lanes), plan.lanes, device, double=job.precision == "float64",
         drop_lane=job.defect == "drop_lane", accumulation=plan.accumulation, workers=plan.loader_workers,
-        even=_is_sharded(job, world), pure=_is_pure(job, train),
+        even=_is_sharded(job, world), pure=_is_pure(job, train) and cores() > world.world_size,
     )  # fmt: skip
 
 
 def _is_pure(job: TrainJob, train: SplitData) -> bool:
     """Whether batches may be fetched ahead by a thread: the data says so, and nobody listens to what is fetched when."""
     return bool(getattr(train, "pure", False)) and not (job.audit or job.conditions or hasattr(train, "keyed_batch"))
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(psutil.Process().cpu_affinity() or [0])
 
 
 def _reduction(

@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import threading
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -79,9 +80,15 @@ class BrokenData(TinyData):
 
 
 class PureData(TinyData):
-    """Says what is true of it."""
+    """Says what is true of it, and fails in a rank's main thread once a thread fetches ahead."""
 
     pure = True
+    ahead = 0
+
+    def batch(self, rows: npt.NDArray[np.int64]) -> Batch:
+        self.ahead += threading.current_thread().name.startswith("fetch")
+        assert threading.current_thread() is not threading.main_thread() or not self.ahead
+        return super().batch(rows)
 
 
 @dataclass(frozen=True)
