@@ -38,7 +38,7 @@ from torch.optim import Optimizer
 from trainer.audit_collectives import Collectives
 from trainer.audit_data import DrawLog, audited, watch_loaders
 from trainer.audit_samples import content_digests as content_digests
-from trainer.audit_state import kept_digests, state_digests
+from trainer.audit_state import kept_averages, kept_digests, state_digests
 from trainer.audit_streams import Draw, watch_backward, watched
 from trainer.audit_tensors import gradients_of, handed_to, norm_of, rates_of, whole_copy
 from trainer.config import SPIKE, TrainJob
@@ -295,6 +295,9 @@ class Recording(Keeping):
             for name, value in self._model.named_buffers():
                 if value.is_floating_point():
                     self._keep(f"step0/buffers/{name}", whole(value.detach()))
+            for name, value in kept_averages(self._hooks, self._model).items():
+                if value.is_floating_point():
+                    self._keep(f"step0/averages/{name}", whole(value.detach()))
 
     def _update(self, step: int, after: Mapping[str, Tensor]) -> None:
         assert self._optimizer is not None

@@ -121,7 +121,7 @@ def check_loss(recipe: Recipe, model: nn.Module, batch: Batch, *, dropout: bool,
             f"recipe {recipe.name}: loss(model, batch) went around model(...). Distributed wrappers work in that call only. "
             "Call model(batch.inputs) in `loss`."
         )
-    moving = tuple(name for name, value in model.named_buffers() if not torch.equal(value, buffers[name]))
+    moving = tuple(name for name, value in model.named_buffers() if name in buffers and not torch.equal(value, buffers[name]))
     gradients = _gradients(recipe, model, loss_sum)
     if not again:
         _check_doubling(recipe, model, batch)
@@ -276,9 +276,11 @@ def _check_doubling(recipe: Recipe, model: nn.Module, batch: Batch) -> None:
 
 
 def _put_back(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
+    """Buffers as they were; one that the first forward pass made (a table that is filled when it is asked for) stays."""
     with torch.no_grad():
         for name, value in model.named_buffers():
-            value.copy_(buffers[name])
+            if name in buffers:
+                value.copy_(buffers[name])
 
 
 def _check_streams(recipe: Recipe, model: nn.Module, batch: Batch, buffers: Mapping[str, Tensor]) -> None:

@@ -7,17 +7,28 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import nn
 
-from trainer.checks import check_loss, check_model, check_modules, check_stepping, evaluating, is_random, switch_off_dropout
+from trainer.audit_samples import content_digests
+from trainer.checks import (
+    HALVES_TOLERANCE,
+    check_loss,
+    check_model,
+    check_modules,
+    check_stepping,
+    evaluating,
+    is_random,
+    switch_off_dropout,
+)
 from trainer.conditions import CONDITIONS, Chosen
 from trainer.config import Conditions
 from trainer.dataset import fetch
 from trainer.hardening import hardened, spread
 from trainer.hooks import PATH, brought
-from trainer.order import Order
+from trainer.order import Order, Rows
 from trainer.plain import Moment, Setting, train
 from trainer.problem import Problem, doubled, fresh_model, load_problem, sees_company
-from trainer.recipe import Batch, Recipe, Training
+from trainer.recipe import Batch, Recipe, SplitData, Training
 from trainer.sample_ids import check_ids
 from trainer.streams import sample_keys
 from trainer.window import Facts, Sizes, choose_sizes, has_border, is_uneven, is_uneven_data, uneven_below
@@ -77,17 +88,46 @@ def look(recipe: Recipe, world_sizes: tuple[int, ...]) -> Facts:
     data, mine = recipe.data("train"), set(brought(getattr(recipe, "hooks", None)))
     check_ids(recipe, "train", data)
     rows = spread(PROBED, len(data))
-    fetched = fetch(data, rows, sample_keys(recipe.training.seed, np.zeros_like(rows), data.sample_ids[rows]))
+    keys = sample_keys(recipe.training.seed, np.zeros_like(rows), data.sample_ids[rows])
+    fetched = fetch(data, rows, keys)
+    if "loader" not in mine:
+        _check_repeated(recipe, data, rows, (content_digests(fetched), content_digests(fetch(data, rows, keys))))
     _check(recipe, fetched, mine, Order.of(recipe.training, len(data)).steps)
     batch = doubled(fetched)
     model = fresh_model(recipe, torch.float64)
     stays_random = is_random(recipe, model, batch)
+    if not (mine & set(PATH) or stays_random or recipe.training.autocast):
+        _check_adding(recipe, model, batch)
     draws = stays_random or is_random(recipe, model.train(), batch)
     return Facts(
         world_sizes=world_sizes, rows=len(data), judged=len(recipe.data("judge")), weights_count=_weights_count(recipe, batch),
         coupled=sees_company(recipe, batch), draws=draws, stays_random=stays_random,
         is_own=bool(mine & set(PATH)), has_own_order=bool(mine & {"sampler", "loader"}),
     )  # fmt: skip
+
+
+def _check_repeated(recipe: Recipe, data: SplitData, rows: Rows, seen: tuple[list[str], list[str]]) -> None:
+    """Refuse data that looks different when the same rows are fetched again with the same keys and streams. Raises RecipeError."""
+    if changed := [int(id) for id, once, again in zip(data.sample_ids[rows], *seen, strict=True) if once != again]:
+        raise RecipeError(
+            f"recipe {recipe.name}: of {len(rows)} samples fetched twice, with the same random streams, {len(changed)} had other bytes the "
+            f"second time (sample {changed[0]} first). What a rank sees would depend on what it fetched before, so other ranks see other "
+            "samples, and so does a resume. Let `data` change a copy of what it keeps (no `+=` or method_() on it), and draw from the "
+            "global streams of torch, numpy.random or random only."
+        )
+
+
+def _check_adding(recipe: Recipe, model: nn.Module, batch: Batch) -> None:
+    """Refuse a loss with a part that samples do not bring, too small for the check of float32 sums. Args: model, batch, float64."""
+    with evaluating(model):
+        once, twice = (recipe.loss(model, given)[0].item() for given in (batch, Batch(*(torch.cat((item, item)) for item in batch))))
+    if abs(twice - 2 * once) > HALVES_TOLERANCE * (abs(once) + 1e-6):
+        raise RecipeError(
+            f"recipe {recipe.name}: with every sample twice, the loss's sum is {twice:.9g} and not twice {once:.9g}, in float64. A part of "
+            f"{2 * once - twice:.3g} does not grow with the samples (a penalty on the weights, say): it counts once a micro-batch, so its "
+            "share depends on how a batch is cut over lanes and ranks. Multiply it by the samples' weights, batch.weights.sum(), or leave "
+            "it to the optimizer (weight_decay)."
+        )
 
 
 def _check(recipe: Recipe, batch: Batch, mine: set[str], steps: int) -> None:

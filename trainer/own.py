@@ -248,7 +248,7 @@ class Losses:
             with run.autocast():
                 return run.recipe.loss(module, batch)
 
-        loss_sum, weight = run.audit.loss(step, number, self._rows(batch), batch, compute)
+        loss_sum, weight = run.audit.loss(step, number, self._rows(batch), self._handed_over(batch), compute)
         self._seen.append((loss_sum.detach(), weight.detach()))
         run.clock.lap("forward")
         if number + 1 >= len(self._taken.batches):
@@ -268,9 +268,22 @@ class Losses:
         """The backward pass has begun: this rank's own work is done when it is over, before anybody is waited for."""
         Variable._execution_engine.queue_callback(self._run.clock.arrive)  # as torch's own wrappers do
 
+    def _handed_over(self, batch: Batch) -> Batch:
+        """The same samples as they were handed over, where padding was trimmed off them; any other batch as it is."""
+        for given in self._taken.batches:
+            start = _offset(batch.inputs, given.inputs)
+            if start is None or batch.inputs.shape[1:] == given.inputs.shape[1:]:
+                continue
+            whole = Batch(*(value[start : start + len(batch.inputs)] for value in given))
+            if len(whole.inputs) == len(batch.inputs) and all(_offset(part, of) == start for part, of in zip(batch, given, strict=True)):
+                return whole
+        return batch
+
     def _rows(self, batch: Batch) -> Rows | None:
         """Rows of a micro-batch, or of a part of one that a step has cut out; None for samples that were not handed over."""
-        for rows, given in zip(self._taken.rows, self._taken.batches, strict=True):
+        pairs = list(zip(self._taken.rows, self._taken.batches, strict=True))
+        pairs.sort(key=lambda pair: pair[1].inputs is not batch.inputs)  # micro-batches that share a buffer are views on one another
+        for rows, given in pairs:
             start = _offset(batch.inputs, given.inputs)
             if start is not None and start + len(batch.inputs) <= len(rows):
                 return rows[start : start + len(batch.inputs)]

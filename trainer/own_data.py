@@ -5,10 +5,12 @@ N = samples of the split, B = samples of a micro-batch, n = samples of one rank'
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from trainer.dataset import fetch, kept_streams
 from trainer.feed import Feed, cast_input
@@ -153,7 +155,13 @@ class Source:
         for part, batch in zip(rows, (batch for _, batch in kept), strict=True):
             if not (isinstance(batch, tuple) and len(batch) == 3 and all(len(value) == len(part) for value in batch)):
                 raise self._wrong("loader", step, f"no batch of {len(part)} samples for {len(part)} rows", "a Batch for each entry of rows")
-        return StepData(rows, [Batch(*batch) for _, batch in kept])
+        batches = [Batch(*batch) for _, batch in kept]
+        if _overwritten([(part, batch.inputs) for part, batch in zip(rows, batches, strict=True)]):
+            wanted = "each micro-batch memory of its own: all of a step are there before the first one is trained on"
+            raise self._wrong(
+                "loader", step, "micro-batches whose inputs lie in the same memory, so that the last one is in all of them", wanted
+            )
+        return StepData(rows, batches)
 
     def _checked(self, hook: str, step: int, parts: Sequence[Any]) -> list[Rows]:
         """Rows as int64 arrays, parts without samples left out."""
@@ -182,6 +190,17 @@ class Source:
             f"recipe {self._recipe.name}: hooks.{hook} gave {seen} on rank {self._world.rank} at step {step}. Nothing can be trained on "
             f"that. Give {wanted}."
         )
+
+
+def _overwritten(given: Sequence[tuple[Rows, Tensor]]) -> bool:
+    """Whether inputs of two micro-batches begin at the same place in memory though they begin with other samples: a buffer used twice.
+
+    Views on one text or table may overlap, and constants may lie in one place: these are left alone.
+    """
+    return any(
+        one.data_ptr() == other.data_ptr() and one.numel() > 0 and other.numel() > 0 and one.stride(0) > 0 and rows[0] != others[0]
+        for (rows, one), (others, other) in combinations(given, 2)
+    )
 
 
 class OwnData:

@@ -34,7 +34,8 @@ from validation.records import EXPECTED_COLUMNS, GRADIENT_ERROR_COLUMNS
 
 BUFFER_NOISE = 1e-10  # relative: float64 sums of some hundred samples agree to 1e-13, statistics of other samples do not to 1e-3
 LARGEST_SLACK = 1e-5  # of the norm: an own clipping may scale by limit / (norm + slack) with another small slack than torch's
-PARTS = ("weights", "clipped", "after", "buffers")  # of a step in gradients.safetensors; the reduced gradient has no part's name
+# of a step in gradients.safetensors; the reduced gradient has no part's name
+PARTS = ("weights", "clipped", "after", "buffers", "averages")
 
 Row = tuple[str, int, int, str, str, float, float, float]
 
@@ -45,7 +46,7 @@ def gradient_errors(recipe_path: str, conditions: Conditions | None, runs: Seque
     Args: runs, each {leg, world_size, folder, precision} and perhaps {clip, poison}: clip False = conditions.clip_norm was off; poison, the
         job's Poison or None. Their folders hold gradients.safetensors of at least `steps` steps.
     Returns: GRADIENT_ERROR_COLUMNS for what a run left of the stages "reduced", "clipped" and, in float64, "weight" (the update); of an own
-        trainer in float64 also "buffer", after the first update, beside the leg's run on the fewest ranks. A
+        trainer in float64 also "buffer" and "average", after the first update, beside the leg's run on the fewest ranks. A
         float64 run is compared with the reference's own training, weights' evolution included. A float32 run's weights part from the
         reference's by rounding after one update, so the reference is asked at the run's own weights: that compares the computation of
         gradients and nothing else. A tensor without a gradient counts as zero, one that the reference does not have is wrong by its
@@ -113,6 +114,7 @@ class _Bench:
         default_factory=dict
     )  # runs of the exact reduction share their weights
     _buffers: dict[str, dict[str, Tensor]] = field(default_factory=dict)  # of each leg's first run, after its first update
+    _averages: dict[str, tuple[dict[str, Tensor], dict[str, Tensor]]] = field(default_factory=dict)  # and its weights by then
 
     def rows(self, run: _Run) -> Iterator[Row]:
         """One run's rows."""
@@ -128,6 +130,7 @@ class _Bench:
                     yield run.leg, run.world_size, step, stage, name, error, noise.get((stage, step, name), 0.0), scale
         if run.precision == "float64" and set(PATH) & set(self.problem.brought):
             yield from self._moved_buffers(run, _left(kept, 0, "buffers"))
+            yield from self._moved_averages(run, _left(kept, 0, "averages"), _left(kept, 0, "after"))
 
     def _moved_buffers(self, run: _Run, found: dict[str, Tensor]) -> Iterator[Row]:
         """Buffers after the first update beside those of the leg's run on the fewest ranks, in whatever order they hold their values."""
@@ -136,6 +139,21 @@ class _Bench:
             expected = first.get(name)
             error = math.inf if expected is None or expected.shape != value.shape else _apart(value.double(), expected.double())
             yield run.leg, run.world_size, 0, "buffer", name, error, BUFFER_NOISE, math.nan
+
+    def _moved_averages(self, run: _Run, found: dict[str, Tensor], weights: dict[str, Tensor]) -> Iterator[Row]:
+        """Averages that hooks keep, after the first update, beside those of the leg's run on the fewest ranks.
+
+        Left out is what has an own reason to differ: an average whose weights differ by then (a gradient that is rounding alone lets Adam
+        step anywhere), and one that only some world sizes keep.
+        """
+        first, others = self._averages.setdefault(run.leg, (found, weights))
+        same = {name for name, value in weights.items() if name in others and _near(value, others[name])}
+        for name, value in sorted(found.items()):
+            of = {weight for weight in weights if name.endswith(f".{weight}")} or set(weights)
+            if name not in first or first[name].shape != value.shape or not of <= same:
+                continue
+            noise = max(BUFFER_NOISE, torch.finfo(value.dtype).eps)  # averages may be kept in a narrower type
+            yield run.leg, run.world_size, 0, "average", name, _apart(value.double(), first[name].double()), noise, math.nan
 
     def _setting(self, run: _Run, kept: Mapping[str, Tensor], poisoned: frozenset[tuple[int, int]]) -> Setting:
         limit = self.problem.recipe.training.clip_norm if run.clip else None
@@ -213,6 +231,11 @@ def _apart(found: Tensor, expected: Tensor) -> float:
     size = float(expected.norm()) or float(found.norm()) or 1.0
     in_order = ((found, expected), (found.flatten().sort()[0], expected.flatten().sort()[0]))
     return min(float((one - other).norm()) for one, other in in_order) / size
+
+
+def _near(found: Tensor, expected: Tensor) -> bool:
+    """Whether weights are the same but for rounding."""
+    return found.shape == expected.shape and bool(_apart(found.double(), expected.double()) <= BUFFER_NOISE)
 
 
 def _slack(found: Mapping[str, Tensor], norm: float, limit: float, precision: str) -> float:

@@ -113,7 +113,8 @@ def _gradient(divergence: Divergence) -> Diagnosis:
         return _said("initial_weights", divergence, words)
     since = f", and right before step {divergence.step}" if divergence.step else ""
     if 1 not in divergence.found and divergence.world_size > 1:
-        words = "ranks are normalised, clipped or computed each for itself"
+        words = "ranks are normalised, clipped or computed each for itself, or one rank's gradient stands for all"
+        words += ", or the gradient is that of the update before" if since else ""
         return _said("per_rank", divergence, f"{_amounts(tensors, divergence.total)}{since}: {words}")
     if since:
         return _said("leftover", divergence, f"{_amounts(tensors, divergence.total)}{since}: an update leaves the next one something")
@@ -125,6 +126,11 @@ def _gradient(divergence: Divergence) -> Diagnosis:
 
 def _clipping(divergence: Divergence) -> Diagnosis:
     factor = uniform_factor(divergence.tensors)
+    if "reduced" in divergence.clean_stages and not _most(divergence) and not any(map(_is_multiple, divergence.tensors)):
+        words = (
+            "the gradient is right before clipping, and what the optimizer was handed is no multiple of it: something was added to these"
+        )
+        return _said("update", divergence, f"{words}, a decay, say: {_few(divergence, None)}")
     if factor is not None and _most(divergence):
         how = (
             f"{_share(divergence)} off by the same factor {factor:.4g}{named_factor(divergence)}: the norm is not the whole mean gradient's"
@@ -170,6 +176,11 @@ def _is_scaled(row: TensorError, factor: float) -> bool:
     residue = math.sqrt(max(0.0, (row.rel_err - off) * (row.rel_err + off)))  # a power of a huge number raises, a product does not
     spread = SAME * min(1.0, max(abs(factor), SAME), 10 * abs(factor - 1))  # a factor of 1.01 has to be told from one of 1.001
     return abs(row.scale - factor) <= spread and residue <= RESIDUE * off
+
+
+def _is_multiple(row: TensorError) -> bool:
+    """Whether a tensor is some multiple of the right one, as anything that clips a whole tensor leaves it."""
+    return _is_scaled(row, row.scale)
 
 
 def named_factor(divergence: Divergence) -> str:

@@ -85,6 +85,13 @@ _PATHS: tuple[tuple[str, Callable[[int, int], int]], ...] = (  # what is wrong, 
 
 def diagnose_rates(found: Rates, expected: Rates, world_size: int, micro_batches: int = 1) -> Diagnosis:
     """Say how learning rates are wrong. Args: both by step, from step 0 on; micro_batches, of a rank in one step."""
+    read = ((rates, right) for rates, right in zip(found, expected, strict=False) if not any(map(math.isnan, (*rates, *right))))
+    counts = next(((len(rates), len(right)) for rates, right in read if len(rates) != len(right)), None)
+    if counts is not None:
+        words = (
+            f"the optimizer has {counts[0]} parameter group(s) and that of one process {counts[1]}: parameters were sorted into other ones"
+        )
+        return Diagnosis(kind="update", words=words)
     paths = [*_PATHS]
     if micro_batches > 1:
         each = (f"the schedule steps once per micro-batch, {micro_batches} times in every update", lambda step, _size: step * micro_batches)

@@ -133,13 +133,17 @@ KINDS: dict[Kind, Meaning] = {
     ),
     "still": Meaning(
         "a tensor that wants a gradient never changed",
-        "give it to the optimizer and to the loss, or set requires_grad to False before the optimizer is built",
+        "give it to the optimizer, to the loss and to the reduction (no_sync, set_requires_gradient_sync), or set requires_grad to False "
+        "before the optimizer is built",
     ),
     "rates": Meaning("other learning rates than one process has", "step the schedule once per update, whatever the number of ranks"),
     # what a resume lost
     "weights": Meaning("weights that were loaded are not those that were saved", "compare these tensors in the file with the saved ones"),
     "weights_rounded": Meaning("weights came back rounded to a narrower type", "save and load the master weights in their own precision"),
-    "averages": Meaning("averaged weights (EMA) were lost or changed", "save and load the averages with their counter"),
+    "averages": Meaning(
+        "averaged weights (EMA) were lost or changed in a resume, or depend on the number of ranks",
+        "save and load the averages with their counter, and move them once an update, after it",
+    ),
     "averages_as_weights": Meaning(
         "the averaged weights were loaded as the weights", "load weights and averages each from their own entry"
     ),

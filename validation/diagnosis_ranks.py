@@ -36,7 +36,11 @@ def diagnose_ranks(difference: BitDifference) -> Diagnosis:
     if not between:
         return _said("world_size", difference, "all ranks of a world size agree, but the result depends on how many there are")
     if stage == "clipped" and "reduced" in difference.agreeing:
-        return _said("clipping", difference, "ranks agree before clipping and not after it: each clips by its own norm, or only some clip")
+        return _said(
+            "clipping",
+            difference,
+            "ranks agree before clipping and not after it: each clips by its own norm, only some clip, or each adds its own (noise, say)",
+        )
     if stage in GRADIENTS:
         return _gradients(difference)
     if difference.absent:

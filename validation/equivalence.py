@@ -11,7 +11,7 @@ from validation.completeness import complete, listed
 from validation.diagnosis_kinds import is_said
 from validation.equivalence_conditions import clip_checks, condition_checks, condition_notes, condition_tables
 from validation.equivalence_data import compared, data_checks, unknown_notes
-from validation.equivalence_errors import buffer_checks, error_checks, error_plots, error_tables, is_wrong_alone, slope_checks
+from validation.equivalence_errors import error_checks, error_plots, error_tables, is_wrong_alone, moved_checks, slope_checks
 from validation.equivalence_evaluations import evaluation_checks, evaluation_tables
 from validation.equivalence_evidence import missing_evidence
 from validation.equivalence_exact import bit_checks, soak_checks, soak_notes, state_notes
@@ -63,7 +63,7 @@ def _judge(records: EquivalenceRecords, policy: EquivalencePolicy) -> GateVerdic
         *condition_checks(records),
         *error_checks(records, policy, rates_differ=bool(rates)),
         *late,
-        *buffer_checks(records, policy),
+        *moved_checks(records, policy),
         *slope_checks(records, policy),
         *clip_checks(records, policy),
         *poison_checks(records),

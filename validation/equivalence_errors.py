@@ -7,11 +7,11 @@ import numpy as np
 
 from validation.completeness import absent_columns, listed
 from validation.diagnosis import STAGE_WORDS, Divergence, diagnose
-from validation.diagnosis_kinds import said
+from validation.diagnosis_kinds import Kind, said
 from validation.equivalence_legs import LEGS, finished
 from validation.equivalence_poison import without_skipped
 from validation.noise import beyond, errors_in_noise, first_beyond, first_divergence, worst_row
-from validation.policy import EquivalencePolicy
+from validation.policy import EquivalencePolicy, Threshold
 from validation.records import COLLECTIVE_COLUMNS, CONSUMED_COLUMNS, GRADIENT_ERROR_COLUMNS, SLOPE_COLUMNS, EquivalenceRecords, Frame
 from validation.verdict import Check, Plot, Series, Table, check
 
@@ -65,26 +65,35 @@ def is_wrong_alone(records: EquivalenceRecords, policy: EquivalencePolicy) -> bo
     return rows is not None and not beyond(rows[rows["world_size"] == 1], policy.noise_multiple.value).empty
 
 
-def buffer_checks(records: EquivalenceRecords, policy: EquivalencePolicy) -> list[Check]:
-    """Buffers of an own trainer after the first update, beside the fewest ranks': alike on all ranks they may still be of one's samples.
+def moved_checks(records: EquivalenceRecords, policy: EquivalencePolicy) -> list[Check]:
+    """Buffers, and averages that hooks keep, of an own trainer after the first update, beside the fewest ranks'.
 
-    Only where a rank has one micro-batch: how several of them move a buffer may depend on where they are cut.
+    Alike on all ranks, buffers may still be of one's samples, and averages may have moved once a rank. Buffers only where a rank has one
+    micro-batch: how several of them move a buffer may depend on where they are cut.
     """
     if absent_columns(records.errors, GRADIENT_ERROR_COLUMNS) or records.errors.empty:
         return []
-    rows = errors_in_noise(records.errors[records.errors["stage"] == "buffer"], "logic")
-    rows = rows[rows["world_size"].map(micro_batches(records, "logic")).fillna(1) == 1]
+    buffers, averages = (errors_in_noise(records.errors[records.errors["stage"] == stage], "logic") for stage in ("buffer", "average"))
+    buffers = buffers[buffers["world_size"].map(micro_batches(records, "logic")).fillna(1) == 1]
+    return [
+        *_moved(buffers, "buffers", "buffer", "statistics of one rank's samples, or moved once a rank", policy.noise_multiple),
+        *_moved(averages, "averages", "average", "moved once a rank, or of weights before all ranks' update", policy.noise_multiple),
+    ]
+
+
+def _moved(rows: Frame, kind: Kind, what: str, why: str, limit: Threshold[float]) -> list[Check]:
+    """One check that what moves with an update does not depend on the number of ranks. Args: rows, of errors_in_noise."""
     if rows.empty:
         return []
-    row, fewest, limit = worst_row(rows), int(rows["world_size"].min()), policy.noise_multiple
+    row, fewest = worst_row(rows), int(rows["world_size"].min())
     wrong = beyond(rows, limit.value)
     words = f"after the first update {listed(sorted(set(wrong['tensor'])))} depend on how many ranks there are, while all of them agree"
-    action = said("buffers", f"{words}: statistics of one rank's samples, or moved once a rank") if len(wrong) else ""
+    action = said(kind, f"{words}: {why}") if len(wrong) else ""
     return [
         check(
-            "logic leg: buffers after the first update, worst", float(row["in_noise"]), "<=", limit.value, unit="x float64 noise",
+            f"logic leg: {kind} after the first update, worst", float(row["in_noise"]), "<=", limit.value, unit="x float64 noise",
             source=limit.source, action=action,
-            where=f"W={row['world_size']}, buffer {row['tensor']}: relative distance {row['rel_err']:.3g} to W={fewest}",
+            where=f"W={row['world_size']}, {what} {row['tensor']}: relative distance {row['rel_err']:.3g} to W={fewest}",
         )
     ]  # fmt: skip
 

@@ -388,3 +388,24 @@ def test_what_hooks_keep_is_part_of_the_state() -> None:
     hooks.__dict__["amp"] = torch.amp.GradScaler("cpu", init_scale=32.0)
     assert {name for name, sha in kept_digests(hooks, model).items() if sha != found[name]} == {"plain/extra/hooks/amp/scaler/scale"}
     assert kept_digests(object(), model) == {}
+
+
+def test_averages_are_found_however_they_are_kept() -> None:
+    """In an object of the team's own with its counter, by a wrapper's names, by place, flat; what has other shapes is no average."""
+    model, averager, hooks = nn.Linear(3, 2), Keeper(), Keeper()
+    copies = {name: value.detach().clone() for name, value in model.named_parameters()}
+    averager.__dict__ |= {"shadow": copies, "updates": 3, "decay": 0.9}
+    hooks.__dict__ |= {
+        "ema": averager, "helper": averager, "avg_wrapped": {f"module.{name}": value for name, value in copies.items()},
+        "averages": list(copies.values()), "ema_by_parameter": dict(zip(model.parameters(), copies.values(), strict=True)),
+        "polyak": torch.cat([value.reshape(-1) for value in copies.values()]),
+        "average_norms": {name: value.norm() for name, value in copies.items()}, "ema_every": 4, "average_loss": torch.zeros(()),
+        "average_parts": [torch.zeros(3)], "ema_of": list(model.parameters()), "hidden": {"weight": torch.zeros(2, 3)},
+    }  # fmt: skip
+    names = set(kept_digests(hooks, model))
+
+    both = {"weight", "bias"}
+    places = ("ema.shadow", "helper.shadow", "avg_wrapped", "averages", "ema_by_parameter")
+    assert names == {f"ema/hooks.{place}.{name}" for place in places for name in both} | {
+        "ema/hooks.ema.updates", "ema/hooks.polyak", "ema/hooks.ema_every",
+    }  # fmt: skip

@@ -131,6 +131,31 @@ class Counting(nn.Module):
         return result
 
 
+class Filled(nn.Module):
+    """Makes a table at its first forward pass, in no state_dict."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(FEATURES, 1)
+        self.register_buffer("table", None, persistent=False)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.linspace(0, 1, FEATURES)
+        result: Tensor = self.inner(inputs * self.table)
+        return result
+
+
+def test_a_table_made_when_asked_for_is_no_moving_buffer() -> None:
+    """A buffer that the first forward pass makes stays as it is."""
+    model = Filled()
+    probed = check_loss(recipe, model, batch(), dropout=True)
+
+    assert probed.moving == ()
+    assert not probed.coupled
+    assert dict(model.named_buffers()).keys() == {"table"}
+
+
 class Restless(nn.Module):
     """Drops out by function, where no module can be switched off."""
 

@@ -320,6 +320,34 @@ def wrong_ids(self: object, split: str) -> TinyData:
     return made
 
 
+class WornData(TinyData):
+    """Moves the samples that it keeps, a little each time they are fetched."""
+
+    def batch(self, rows: Any) -> Batch:
+        self.inputs[rows] += torch.randn(1).item()
+        return super().batch(rows)
+
+
+def penalised(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor]:
+    """With a penalty on the weights that counts once a micro-batch."""
+    loss_sum, weight = tiny_recipe.weighted_loss(model, batch)
+    return loss_sum + 1e-3 * sum(parameter.square().sum() for parameter in model.parameters()), weight
+
+
+def test_data_that_changes_what_it_keeps_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same rows look different the second time, though the streams are the same."""
+    monkeypatch.setattr(TinyRecipe, "data", lambda *_: WornData(30, 1))
+
+    with pytest.raises(RecipeError, match=r"fetched twice.*change a copy"):
+        chosen(recipe, SIZES, 6)
+
+
+def test_a_small_part_that_samples_do_not_bring_is_refused() -> None:
+    """A thousandth of the loss escapes the check of float32 sums, and depends on how a batch is cut."""
+    with pytest.raises(RecipeError, match=r"does not grow with the samples.*weight_decay"):
+        chosen(replace(recipe, make_loss=penalised), SIZES, 6)
+
+
 def test_bad_input_is_told_before_the_first_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """The gate's first look refuses what every run would refuse, with its fix and not with a traceback."""
     with pytest.raises(RecipeError, match=r"reduction='sum'"):

@@ -20,8 +20,9 @@ from trainer import runlog
 from trainer.config import STEP_PHASES, WINDOW_PHASES, Fault, Poison
 from trainer.describe import describe
 from trainer.hooks import Hooks, brought
-from trainer.own import _offset, check_held
-from trainer.recipe import load_recipe
+from trainer.own import Losses, _offset, check_held
+from trainer.own_data import Taken
+from trainer.recipe import Batch, load_recipe
 from validation.errors import RecipeError
 from validation.records import RunRecord
 
@@ -251,6 +252,27 @@ def test_parts_of_a_batch_are_known_by_their_memory() -> None:
 
     assert [_offset(part, whole) for part in (whole, whole[2:4], whole[5:])] == [0, 2, 5]
     assert [_offset(part, whole) for part in (whole[2:4].clone(), whole.T, whole[::2])] == [None] * 3
+
+
+def test_micro_batches_in_one_buffer_are_told_apart() -> None:
+    """Views on the same memory are known by the object that was handed over."""
+    buffer = torch.zeros(4, 3)
+    first, second = (Batch(buffer[:4], torch.arange(4) + start, torch.ones(4)) for start in (0, 4))
+    taken = Taken((np.arange(4), np.arange(4) + 4), (first, second), None)  # type: ignore[arg-type]
+    losses = Losses(None, taken)  # type: ignore[arg-type]
+
+    assert [losses._rows(part).tolist() for part in (first, second)] == [[0, 1, 2, 3], [4, 5, 6, 7]]  # type: ignore[union-attr]
+
+
+def test_trimmed_samples_are_those_that_were_handed_over() -> None:
+    """Padding cut off a part of a micro-batch changes no sample; other labels beside the trimmed inputs do."""
+    given = Batch(torch.arange(12).view(4, 3), torch.arange(12).view(4, 3), torch.ones(4))
+    losses = Losses(None, Taken((np.arange(4),), (given,), None))  # type: ignore[arg-type]
+    trimmed = Batch(given.inputs[1:3, :2], given.labels[1:3, :2], given.weights[1:3])
+    strange = trimmed._replace(labels=given.labels[2:4, :2])
+
+    assert all(torch.equal(one, of[1:3]) for one, of in zip(losses._handed_over(trimmed), given, strict=True))
+    assert [losses._handed_over(batch) for batch in (strange, given)] == [strange, given]
 
 
 def test_optimizer_of_other_tensors_is_refused() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import own_recipes
 import pytest
+import torch
 from helpers_loop import run_job, tiny_job
 from own_recipes import TRAINING, plain, sampled
 from tiny_recipe import TRAIN
@@ -14,7 +15,7 @@ from tiny_recipe import TRAIN
 from trainer import runlog
 from trainer.config import Fault
 from trainer.order import Order
-from trainer.own_data import OrderSampler, Source, one_process, own_keys
+from trainer.own_data import OrderSampler, Source, _overwritten, one_process, own_keys
 from trainer.world import World
 from validation.errors import RecipeError
 
@@ -137,6 +138,19 @@ def test_repeated_batch_of_the_planted_defect_shows(tmp_path: Path) -> None:
 
     assert found[4] == found[5]
     assert len({tuple(ids) for ids in found}) == len(found) - 1
+
+
+def test_a_buffer_that_two_micro_batches_are_read_into_is_known() -> None:
+    """Windows of one text that overlap are right, and so are samples that come twice and inputs that are all the same."""
+    buffer, text = torch.zeros(6, 2), torch.arange(12)
+    first, second = np.array([1, 2, 3]), np.array([7, 8])
+
+    assert _overwritten([(first, buffer[:3]), (second, buffer[:2])])
+    assert not _overwritten([(first, buffer[:3]), (second, buffer[3:5])])
+    assert not _overwritten([(first, text.unfold(0, 4, 1)[:3]), (second, text.unfold(0, 4, 1)[1:3])])
+    assert not _overwritten([(first, buffer[:3]), (first[:2], buffer[:2])])
+    assert not _overwritten([(first, torch.zeros(1).expand(3, 2)), (second, torch.zeros(1).expand(2, 2))])
+    assert not _overwritten([(first, (zero := torch.zeros(1)).expand(3, 2)), (second, zero.expand(2, 2))])
 
 
 def test_samples_are_augmented_alike_at_every_world_size() -> None:

@@ -181,6 +181,16 @@ def test_stage_makes_the_kind(changes: dict[str, Any], kind: Kind) -> None:
     assert kind == diagnose(divergence({4: amounts(0.1, 0.9)}, **changes)).kind
 
 
+def test_what_is_added_after_clipping() -> None:
+    """A decay added to the clipped gradient of matrices is no clipping: clipped tensors are multiples of the right ones."""
+    stage: dict[str, Any] = {"stage": "clipped", "clean_stages": ("reduced",)}
+    added = diagnose(divergence({1: amounts(0.6, 30.0, NAMES[:2]), 2: amounts(0.6, 30.0, NAMES[:2])}, **stage))
+    by_tensor = diagnose(divergence({2: (*scaled(2.0, NAMES[:1]), *scaled(0.3, NAMES[1:2]))}, **stage))
+
+    assert (added.kind, by_tensor.kind) == ("update", "clipping")
+    assert "no multiple of it" in added.words
+
+
 def test_clipping_by_one_factor() -> None:
     """A norm of one rank's part gives one factor on all tensors after clipping."""
     seen = diagnose(divergence({4: scaled(2.0), 16: scaled(4.0)}, stage="clipped", clean_stages=("reduced",)))

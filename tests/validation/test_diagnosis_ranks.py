@@ -106,7 +106,7 @@ WARMUP = [(0.1 * step,) for step in range(1, 7)]
         pytest.param([(2 * rate,) for (rate,) in WARMUP], WARMUP, "multiplied by 2 = W", id="scaled-by-ranks"),
         pytest.param([(3 * rate,) for (rate,) in WARMUP], WARMUP, "multiplied by 3", id="scaled"),
         pytest.param([(0.5,), (0.1,), (0.9,)], WARMUP, "another schedule", id="other"),
-        pytest.param([(0.1, 0.1)] * 3, [(0.1,)] * 3, "another schedule", id="groups"),
+        pytest.param([(0.1, 0.1)] * 3, [(0.1,)] * 3, "2 parameter group(s) and that of one process 1", id="groups"),
         pytest.param([], WARMUP, "another schedule", id="nothing"),
     ],
 )

@@ -339,6 +339,16 @@ def test_buffers_that_depend_on_the_ranks(size: int, rel_err: float, micro: int,
     assert not fails or (verdict.action.startswith("buffers: ") and "norm.mean" in verdict.action)
 
 
+@pytest.mark.parametrize(("rel_err", "fails"), [(0.3, True), (1e-9, True), (7e-10, False), (float("nan"), True)])
+def test_averages_that_depend_on_the_ranks(rel_err: float, fails: bool) -> None:
+    """Weights agree and the average of them does not, however many micro-batches there are."""
+    made = with_buffers(4, rel_err, micro=1)
+    verdict = judge_equivalence(replace(made, errors=made.errors.replace({"stage": {"buffer": "average"}})), POLICY)
+
+    assert failed(verdict) == (["logic leg: averages after the first update, worst"] if fails else [])
+    assert not fails or (verdict.action.startswith("averages: ") and "norm.mean" in verdict.action)
+
+
 def test_a_gradient_that_changes_on_one_rank_is_no_broken_link() -> None:
     """What hooks keep from one update to the next makes repeats differ, too."""
     made = with_leg(records(OWN), "soak", 2, digests=change("sha256", "other", stage="again", step=3, rank=1))
