@@ -64,4 +64,4 @@ def test_refusals_are_no_way_out():
     """At most a few cases may be refused instead of caught: a gate that refuses everything would be right, too."""
     refused = [case for case in MUTANTS if REFUSED in (case.gate, *case.also)]
 
-    assert len(refused) <= 5
+    assert len(refused) <= 7

@@ -131,6 +131,18 @@ OWN-22 | H | the optimizer's count of steps is lost | resuming:own_22 | resume |
 OWN-25 | H | a buffer that no state_dict holds | resuming:own_25 | resume | buffers not_in_state |  |
 OWN-26 | H | the groups' weight decay forgotten | resuming:own_26 | resume | settings |  |
 OWN-27 | H | the weights of the save before | resuming:own_27 | resume | weights |  |
+OWN-28 | A | a penalty that counts once a micro-batch | unseen:own_28 | refused |  |  |
+OWN-29 | D | a decay added to the clipped gradient | unseen:own_29 | gradient | update |  |
+OWN-30 | E | groups sorted by names that a wrapper changes | unseen:own_30 | gradient | update |  |
+OWN-31 | F | samples augmented in place | unseen:own_31 | refused |  |  |
+OWN-32 | F | two micro-batches in one buffer | unseen:own_32 | refused |  |  |
+OWN-33 | A | samples cut short with padding | unseen:own_33 | gradient | per_rank |  |
+OWN-34 | H | an average in an object, lost | unseen:own_34 | resume | averages |  |
+OWN-35 | H | an average's count of updates, lost | unseen:own_35 | resume | averages | updates |
+OWN-36 | C | an average moved once a rank | unseen:own_36 | gradient | averages |  |
+OWN-37 | C | an average of the weights before the update | unseen:own_37 | gradient | averages |  |
+OWN-38 | H | an average by a wrapper's names, lost | unseen:own_38 | resume | averages |  |
+OWN-39 | H | an average in a list, lost | unseen:own_39 | resume | averages |  |
 FU-01 | A | tokens counted, of which the first is no target | further:fu_01 | gradient | factor |  | huggingface/transformers#46204
 FU-02 | A | a short window divided as a full one | further:fu_02 | gradient | factor |  | Lightning-AI/pytorch-lightning#19987
 FU-03 | A | gradients cleared after every other update | further:fu_03 | gradient | leftover |  | pytorch/pytorch#47175
@@ -183,6 +195,11 @@ right-scale | - | own loss scale, saved | further_resuming:right_scale | resume 
 right-average | - | own average, saved | further_resuming:right_average | resume |  |  |
 right-numpy | - | numpy's stream, saved by rank | further_resuming:right_drawing | resume |  |  |
 right-unfreezing | - | a layer that learns later | further_resuming:right_unfreezing | resume |  |  |
+right-trimmed | - | padding trimmed off | unseen:right_trimmed | gradient |  |  |
+right-shadow | - | own average in an object | unseen:right_shadow | gradient |  |  |
+right-shadow-resume | - | own average in an object, saved with its count | unseen:right_shadow | resume |  |  |
+right-lazy | - | a table made at the first forward pass | unseen:right_lazy | gradient |  |  |
+right-logging | - | averaged norms kept for a log | unseen:right_logging | resume |  |  |
 NC-01 | - | reduced after each micro-batch: slow and right | synchronisation:nc_01 | gradient |  |  | KellerJordan/modded-nanogpt#31
 NC-02 | - | a wrong norm in the log | precision:nc_02 | gradient |  |  | radixark/miles_diffusion#35
 NC-04 | - | each rank's mean, and all have as many tokens | normalisation:nc_04 | gradient |  |  | measured
