@@ -56,7 +56,7 @@ class Bucket:
         self.server.start()
         self.endpoint = "http://{}:{}".format(*self.server.get_host_and_port())
         self.client = boto3.client("s3", endpoint_url=self.endpoint, region_name="us-east-1")
-        if not self.client.list_buckets()["Buckets"]:
+        if "trial" not in {found["Name"] for found in self.client.list_buckets()["Buckets"]}:
             self.client.create_bucket(Bucket="trial")
         for key in self.keys():  # moto's memory outlives its servers
             self.client.delete_object(Bucket="trial", Key=f"tier/{key}")
