@@ -73,7 +73,7 @@ def monitor(settings: Settings, *, say: Say, model: str, day: str = "", dry_run:
         "verdict": found.verdict, "warnings": [sentence(item) for item in found.warnings], "dry_run": dry_run,
         "finished": [f"act {item['act_id']} {item['words']}" for item in finished],
         "predictions": int((records.predictions["version"] == service.version).sum()), "outcomes": len(records.matured),
-        **_kept(desk, service, found, records, parts, day),
+        **_kept(desk, service, found, records, parts, day, dry_run=dry_run),
     }  # fmt: skip
     rollback = _fallen_back(settings, say, service, found) if found.action == "roll_back" and not dry_run else None
     pointer, _ = read_pointer(desk.store, model)
@@ -165,9 +165,13 @@ def _silent(found: MonitorVerdict, service: InService, why: str) -> MonitorVerdi
 
 
 def _kept(
-    desk: Desk, service: InService, found: MonitorVerdict, records: MonitorRecords, parts: tuple[Part, ...], day: str
+    desk: Desk, service: InService, found: MonitorVerdict, records: MonitorRecords, parts: tuple[Part, ...], day: str, *,
+    dry_run: bool,
 ) -> dict[str, str]:  # fmt: skip
-    """The evidence and the signed statement about it: {"evidence": sha256, "attestation": sha256}."""
+    """The evidence and the signed statement about it: {"evidence": sha256, "attestation": sha256}.
+
+    The evidence says whether the run was dry, so that a verdict nobody acted on is never the same record as one that took a version down.
+    """
     now, verdict = utc_now(), found.verdict
     evidence = put_evidence(desk.store, {
         "kind": "monitor", "model": service.model, "version": service.version, "model_sha256": service.proof.files_sha256,
@@ -175,7 +179,8 @@ def _kept(
         "reference_version": records.reference_version, "reference_kind": records.reference_kind, "utility_scale": records.utility_scale,
         "policy": service.policy.monitoring.model_dump(mode="json"), "verdict": plain(verdict), "action": found.action,
         "parts": [{"day": part.day, "number": part.number, "version": part.version, "table": part.table} for part in parts],
-        "matured": put_blob(desk.store, parquet_bytes(records.matured)), "waiver_lapsed": records.waiver_lapsed, "made_at": now,
+        "matured": put_blob(desk.store, parquet_bytes(records.matured)), "waiver_lapsed": records.waiver_lapsed, "dry_run": dry_run,
+        "made_at": now,
     })  # fmt: skip
     attestation = desk.notary.attest(
         MONITOR,

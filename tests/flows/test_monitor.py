@@ -37,8 +37,9 @@ def serving(watched: Watched) -> str:
     return pointer.serving_version
 
 
-def test_a_version_that_is_worse_than_its_fallback_is_rolled_back(watched: Watched) -> None:
-    """Proven by outcomes: a dry run only says so, the next one puts last known-good in service, and the signed verdict stays."""
+def test_a_version_that_is_worse_than_its_fallback_is_rolled_back(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proven by outcomes: a dry run only says so, the next one, in the same second, puts last known-good in service; both verdicts stay."""
+    monkeypatch.setattr(module, "utc_now", lambda: "2026-01-06T06:00:00+00:00")
     watched.serve(BAD)
     score(watched, 3, 4)
     dry = look(watched, 6, dry_run=True)
@@ -48,7 +49,8 @@ def test_a_version_that_is_worse_than_its_fallback_is_rolled_back(watched: Watch
 
     assert (found["ok"], found["health"], found["serving"]) == (False, "degraded", {"version": GOOD, "kind": "last_known_good"})
     assert found["rollback"]["reason"].startswith("monitor: evidence of being worse")
-    assert get_evidence(watched.desk.store, said.subjects["evidence"])["verdict"]["outcome"] == "fail"
+    kept = get_evidence(watched.desk.store, said.subjects["evidence"])
+    assert (kept["verdict"]["outcome"], kept["dry_run"]) == ("fail", False)
     assert watched.log.verdicts("2026-01-06") == (dry["attestation"], found["attestation"])
     assert "rolled back: version 2" in lines(found)[-1]
 
