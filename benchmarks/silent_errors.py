@@ -1,6 +1,6 @@
 """Known silent errors before the gates: 47 publicly reported ones, synthetic ones and our own variants, each a small mutant; and controls.
 
-    python benchmarks/silent_errors.py [--json] [--quick] [--only ID ...]
+    python benchmarks/silent_errors.py [--json] [--quick] [--only ID ...] [--jobs 1]
 
 Every case of examples/mutants/mutants/catalogue.py is held before the gate that has to see it (world sizes 1 and 2), in a process of the
 trainer's own warm server. `ratio` is caught / cases over the mutants; a control that does not pass is a false alarm, and there may be none.
@@ -16,9 +16,11 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import isfinite
+from multiprocessing import get_context
 from pathlib import Path
 
 from support.hearing import CASES, Case, Heard, hear
@@ -55,15 +57,21 @@ class Tally:
         )  # fmt: skip
 
 
-def hear_all(cases: Sequence[Case]) -> list[Heard]:
-    """Every case in a folder of its own; people are told as it goes."""
+def hear_all(cases: Sequence[Case], jobs: int) -> list[Heard]:
+    """Every case in a folder of its own, `jobs` at a time; people are told as it goes."""
     heard = []
-    for case in cases:
-        with tempfile.TemporaryDirectory() as folder:
-            heard.append(hear(case, Path(folder)))
-        word = "as it should" if heard[-1].is_right else "WRONG"
-        progress(f"{len(heard)}/{len(cases)} {case.id}: {heard[-1].outcome} {heard[-1].kind} {heard[-1].seconds:.1f} s: {word}")
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for case, item in zip(cases, pool.map(hear_one, cases), strict=True):
+            heard.append(item)
+            word = "as it should" if item.is_right else "WRONG"
+            progress(f"{len(heard)}/{len(cases)} {case.id}: {item.outcome} {item.kind} {item.seconds:.1f} s: {word}")
     return heard
+
+
+def hear_one(case: Case) -> Heard:
+    """One case in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        return hear(case, Path(folder))
 
 
 def sample_of(item: Heard) -> Sample:
@@ -75,7 +83,7 @@ def sample_of(item: Heard) -> Sample:
     }  # fmt: skip
 
 
-def page(heard: Sequence[Heard], beside: Sequence[str]) -> str:
+def page(heard: Sequence[Heard], beside: Sequence[str], jobs: int) -> str:
     """docs/gates/silent_errors.md. Args: beside, the lines of the peer's part."""
     tally, here = Tally.of(heard), machine()
     lines = [
@@ -83,7 +91,8 @@ def page(heard: Sequence[Heard], beside: Sequence[str]) -> str:
         f"Written by `python benchmarks/silent_errors.py` on {datetime.now(UTC):%Y-%m-%d} ({here.system}, {here.devices} cores, torch "
         f"{here.torch}); never by hand.", "",
         f"**{tally.caught} of {tally.mutants} mutants caught, {tally.named} of them with the tensor or kind that was asked for; "
-        f"{tally.alarms} false alarms in {tally.controls} controls.** Median {median_s(heard):.1f} s a case at W = 1 and 2.", "",
+        f"{tally.alarms} false alarms in {tally.controls} controls.** Median {median_s(heard):.1f} s a case at W = 1 and "
+        f"2, {jobs} at a time.", "",
         "A mutant is a right recipe or hook of `examples/mutants` with one wrong line. Ids SE-, SYN- and NC- are those of a catalogue of "
         "public reports, OWN- are variants of our own, FU- were written by people who had not seen the gates; what stands behind a second "
         "dash is another form of the same error. Noise is the tensor's own float noise in the leg that failed; where a digest, a sample or "
@@ -152,6 +161,7 @@ def main() -> int:
     options = parser(__doc__)
     options.add_argument("--only", nargs="+", metavar="ID", help="these cases alone; no page is written")
     options.add_argument("--no-peer", action="store_true", help="TrainCheck is not run again; what the page says of it stays")
+    options.add_argument("--jobs", type=int, default=1, help="cases at a time, each on ranks of its own; seconds grow with them")
     arguments = options.parse_args()
     chosen = [case for case in CASES if case.id in arguments.only] if arguments.only else CASES
     beside = standing_part()
@@ -159,10 +169,10 @@ def main() -> int:
     if is_whole and not arguments.no_peer:
         with tempfile.TemporaryDirectory() as folder:
             beside = peer_results(Path(folder)).page(f"{datetime.now(UTC):%Y-%m-%d}")
-    heard = hear_all([case for case in chosen if case.is_quick][:2] if arguments.quick else chosen)
+    heard = hear_all([case for case in chosen if case.is_quick][:2] if arguments.quick else chosen, arguments.jobs)
     tally = Tally.of(heard)
     if is_whole:
-        PAGE.write_text(page(heard, beside))
+        PAGE.write_text(page(heard, beside, arguments.jobs))
     progress(f"{tally.caught} of {tally.mutants} caught, {tally.named} named, {tally.alarms} false alarms in {tally.controls} controls")
     document = Document(
         name="silent_errors", peer="TrainCheck 0.2.0 on the mutants of one plain training", ratio=tally.caught / max(tally.mutants, 1),
