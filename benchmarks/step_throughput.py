@@ -8,10 +8,11 @@ by Hugging Face Accelerate and by Lightning Fabric, each with a checkpoint of it
 benchmarks/peers, pinned in its requirements.txt and installed beside the project's packages into .venv-peers. Shown beside them, without a
 goal: the plain loop on one rank without DDP. All train the same model, optimizer, schedule, loss and clipping on the same rows, global
 batch 4096, at W = 1 and 2, in ranks forked from a warm interpreter, one thread each, with the same allocator settings
-(trainer/wires.py). Timed are 100 steps after 10 of warm-up by rank 0's clock,
-from the start of one step to the start of another: two checkpoints are in it, start-up is not. Sides take turns in rotated order; a
-ratio is the median over the rounds of throughput ours / peer of one round. `ratio` is the worst of (ratio / its goal) over peers and
-world sizes; `met` also asks that every peer was measured.
+(trainer/wires.py). Timed are 50 steps after 10 of warm-up by rank 0's clock, from the start of one step to the start of another: one
+checkpoint is in it, start-up is not. Sides take turns in rotated order; a ratio is the median over the rounds of throughput ours / peer of
+one round, shown with the interval in which 95 % of the medians of resampled rounds lie (a process that does the same as another may be
+10 % slower by where its memory lies, so many short runs tell more than few long ones). `ratio` is the worst of (ratio / its goal) over
+peers and world sizes; `met` also asks that every peer was measured.
 
 Limits: one machine; gloo; at W = 2 every background thread of ours takes time from a rank when there are two cores. The peers fetch a
 batch as ours does, with one indexing call: a DataLoader, as most users have it, would make them slower. Their checkpoints are written by
@@ -26,6 +27,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from support.output import Document, Sample, parser, progress, publish
 from support.peers import PeersMissing, StepServer, peers_python
 
@@ -38,6 +40,7 @@ OURS = "trainer"
 GOALS = {"plain": 0.98, "with_accelerate": 1.0, "with_fabric": 1.0}
 ALONE = "unwrapped"  # of one rank only, shown without a goal
 CHECKPOINT_EVERY = 50
+RESAMPLED = 4000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +55,7 @@ class Plan:
     peers: tuple[str, ...]
 
 
-FULL = Plan(recipe="flights", world_sizes=(1, 2), rounds=11, warmup=10, steps=100, peers=tuple(GOALS))
+FULL = Plan(recipe="flights", world_sizes=(1, 2), rounds=27, warmup=10, steps=50, peers=tuple(GOALS))
 QUICK = Plan(recipe="support.recipes:tiny", world_sizes=(2,), rounds=1, warmup=2, steps=6, peers=("plain",))
 
 
@@ -102,6 +105,13 @@ def pair_ratios(samples: Sequence[Sample], world_size: int, peer: str) -> list[f
     return [found[number, OURS] / found[number, peer] for number, side in found if side == peer]
 
 
+def median_interval(pairs: Sequence[float]) -> tuple[float, float]:
+    """95 % of the medians of rounds drawn anew, with a fixed seed."""
+    drawn = np.random.default_rng(0).choice(pairs, (RESAMPLED, len(pairs)))
+    low, high = np.quantile(np.median(drawn, axis=1), (0.025, 0.975))
+    return float(low), float(high)
+
+
 def start_servers(plan: Plan, stack: ExitStack) -> tuple[dict[str, StepServer], str]:
     """A warm interpreter for each peer, one after the other; and why some are missing, or ""."""
     bare = stack.enter_context(StepServer(Path(sys.executable), "plain", ALONE))
@@ -130,9 +140,10 @@ def main() -> int:
             goal = GOALS.get(peer)
             if goal is not None:
                 shares.append(statistics.median(pairs) / goal)
-            spread = ", ".join(f"{ratio:.3f}" for ratio in sorted(pairs))
+            low, high = median_interval(pairs)
             wanted = "no goal" if goal is None else f"goal {goal:g}"
-            progress(f"W={world_size}, ours / {peer}: {statistics.median(pairs):.3f}, {wanted} (rounds: {spread})")
+            spread = f"rounds from {min(pairs):.3f} to {max(pairs):.3f}"
+            progress(f"W={world_size}, ours / {peer}: {statistics.median(pairs):.3f} [{low:.3f}, {high:.3f}], {wanted} ({spread})")
     absent = [side for side in GOALS if side not in servers]
     why = missing or "left out of a quick run"
     samples += [
