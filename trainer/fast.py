@@ -57,16 +57,20 @@ class FastReduction:
         self._moved = torch.zeros(moving.size)
         self._fresh = True  # no micro-batch of the step yet
         self._pending: Any = None  # the scalars' all-reduce, on its way during the backward pass
-        self._flat: Flat | None = None
+        self._sums: Flat | None = None  # of all ranks, in .grad when a step's reduction is over
+        self._own: tuple[Flat, ...] = ()  # what this rank adds to them, by turns
         self._shared: SharedRows | None = None  # where two ranks see each other's buffers
         self._wrapped: DistributedDataParallel | None = None
         elements = sum(p.numel() for p in self._parameters) + moving.size
         # scalars ride along in the gradients' type: a smaller one would round weights, and steps beyond 256
         rides = self._parameters[0].dtype in (torch.float32, torch.float64)
         if world.world_size > 1 and rides and elements * self._parameters[0].element_size() <= ONE_BUCKET_BYTES:
-            self._flat = make_flat(self._parameters, moving.size, elements + SCALARS + 1)
-            if world.world_size == 2 and self._flat.buffer.device.type == "cpu":
-                self._shared = share_rows(world, self._flat.buffer.numel(), self._flat.buffer.dtype)
+            size = elements + SCALARS + 1
+            self._sums = make_flat(self._parameters, moving.size, size)
+            if world.world_size == 2 and self._sums.buffer.device.type == "cpu":
+                self._shared = share_rows(world, size, self._sums.buffer.dtype)
+            rows = () if self._shared is None else self._shared.own
+            self._own = tuple(make_flat(self._parameters, moving.size, size, row) for row in rows) or (self._sums,)
         elif world.world_size > 1:
             self._wrapped = self._wrap(model, has_unused=has_unused)
         self.module: nn.Module = self._wrapped or model
@@ -116,10 +120,12 @@ class FastReduction:
         return 1 if self._wrapped is None else self._world.world_size
 
     def _begin(self, step: int) -> None:
-        if self._flat is not None:
+        if self._own:
             self._flat.buffer.zero_()
-        for place, parameter in enumerate(self._parameters):
-            parameter.grad = None if self._flat is None else self._flat.views[place]
+            self._attach(self._flat)
+        else:
+            for parameter in self._parameters:
+                parameter.grad = None
         self._fresh = False
         self._step = step
         self._skipping = self._faults.skips(step)
@@ -133,8 +139,8 @@ class FastReduction:
         if self._wrapped is None:
             self._clock.arrive()
             self._faults.at("collective", step)
-        if self._flat is not None and not self._skipping:
-            self._add_flat(self._flat, step)
+        if self._sums is not None and not self._skipping:
+            self._add_flat(self._sums, step)
         if self._pending is not None:
             self._pending.wait()
             if self._moving.size:
@@ -147,16 +153,26 @@ class FastReduction:
         self._moving.settle(self._moved, micro_batches)
         return Totals(loss_sum, weight, (loss_sum,))
 
-    def _add_flat(self, flat: Flat, step: int) -> None:
+    @property
+    def _flat(self) -> Flat:
+        """Where this rank's part of the sums is in this step."""
+        return self._own[0 if self._shared is None else self._shared.turn]
+
+    def _attach(self, flat: Flat) -> None:
+        for parameter, view in zip(self._parameters, flat.views, strict=True):
+            parameter.grad = view
+
+    def _add_flat(self, sums: Flat, step: int) -> None:
         """Gradients, moving buffers and scalars in one collective; the scalars in the gradients' type, rounded."""
+        flat = self._flat
         flat.moved.copy_(self._moved)
-        tail = flat.buffer[-(SCALARS + 1) :]
-        tail.copy_(self._scalars)
+        flat.buffer[-(SCALARS + 1) :].copy_(self._scalars)
         if self._shared is None:
             dist.all_reduce(flat.buffer)
         else:
-            torch.add(*self._shared.exchange(flat.buffer, step), out=flat.buffer)
-        self._moved, self._scalars = flat.moved.clone(), tail.double()
+            torch.add(*self._shared.exchange(step), out=sums.buffer)
+            self._attach(sums)
+        self._moved, self._scalars = sums.moved.clone(), sums.buffer[-(SCALARS + 1) :].double()
 
     def _hook(self, state: object, bucket: GradBucket) -> torch.futures.Future[Tensor]:  # noqa: ARG002 - torch's signature
         if bucket.is_last():  # all of the backward pass is done; earlier buckets overlap with it

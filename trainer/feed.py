@@ -17,6 +17,7 @@ from trainer.recipe import Batch, SplitData
 from trainer.reduce import Reduction
 from trainer.streams import Words
 
+_NONE: Words = np.empty(0, dtype=np.uint64)
 BLOCK_ROWS = 1 << 16  # of a rank, located at once: numpy's calls cost more than their work on a few thousand rows
 
 
@@ -61,12 +62,12 @@ class Feed:
 
     def __init__(
         self, data: SplitData, order: Order, own: range, lanes: int, device: torch.device, *, double: bool, drop_lane: bool,
-        accumulation: int = 1, stand_in: int = 1, workers: int = 0, even: bool = False, pure: bool = False,
+        accumulation: int = 1, stand_in: int = 1, workers: int = 0, even: bool = False, pure: bool = False, ahead: bool = False,
     ) -> None:  # fmt: skip
         """Args: own, lanes of this rank, ascending; accumulation, parts of each micro-batch; stand_in, samples for empty lanes; workers,
         processes that fetch ahead, from the first batch that is asked for on (0: this process fetches); even, every rank has the same
         number of micro-batches, stand-ins among them, because each forward pass is collective (FSDP2); pure, the data's `batch` depends on
-        its rows alone, so that a thread may fetch ahead.
+        its rows alone; ahead, a thread may fetch such data ahead.
         """
         self._data = data
         self._order = order
@@ -80,8 +81,11 @@ class Feed:
         self._workers = workers
         self._even = even
         self._keyed = hasattr(data, "keyed_batch")
+        self._streams = not (pure and not workers)  # whether the data's code may draw from streams
         self._loader: Loader | None = None
-        self._fetcher = ThreadPoolExecutor(1, thread_name_prefix="fetch") if pure and not workers else None  # starts when it has work
+        self._fetcher = (
+            ThreadPoolExecutor(1, thread_name_prefix="fetch") if pure and ahead and not workers else None
+        )  # starts when it has work
         self._coming: Coming | None = None
         self._held: list[MicroBatch] | None = None  # of a step that is made several times; None: no step is
         self._next = -1  # position up to which batches were taken from the loader
@@ -126,11 +130,7 @@ class Feed:
         """
         if self._fetcher is not None and self._held is None and batch:
             cuts = self._cuts(reduction.groups(self._own), batch)
-            self._coming = Coming(batch, self._fetcher.submit(self._fetch_pure, cuts, batch))
-
-    def _fetch_pure(self, cuts: Sequence[Cut], batch: range) -> list[Batch]:
-        """In the thread: no stream is seeded, since they are those of the step under way."""
-        return [fetch(self._data, request.rows, request.keys[:0]) for request in self._requests(cuts, self._asked(batch))]
+            self._coming = Coming(batch, self._fetcher.submit(self._fetch_here, cuts, batch))
 
     def _fetched(self, batch: range, reduction: Reduction) -> list[MicroBatch]:
         groups = reduction.groups(self._own)
@@ -142,8 +142,12 @@ class Feed:
         elif coming is not None and coming.batch == batch:
             fetched = coming.samples.result()
         else:
-            fetched = [fetch(self._data, *request) for request in self._requests(cuts, self._asked(batch))]
+            fetched = self._fetch_here(cuts, batch)
         return [MicroBatch(*cut[:3], self._on_device(samples), cut.counts) for cut, samples in zip(cuts, fetched, strict=True)]
+
+    def _fetch_here(self, cuts: Sequence[Cut], batch: range) -> list[Batch]:
+        """In this process; also in the thread, which seeds no stream, since they are those of the step under way."""
+        return [fetch(self._data, *request) for request in self._requests(cuts, self._asked(batch))]
 
     def rows(self, batch: range, reduction: Reduction) -> list[Rows]:
         """Rows of each of `micro_batches`, (B,); none where samples only stand in."""
@@ -178,7 +182,7 @@ class Feed:
             batch = self._order.span(batch.stop)
 
     def _requests(self, cuts: Sequence[Cut], own: Located) -> list[Request]:
-        """What to fetch; of data that is not keyed by sample only each request's first key, which its streams start from."""
+        """What to fetch; of data that is not keyed by sample only each request's first key, which its streams start from, if it has any."""
         starts = np.searchsorted(own.positions, [cut.positions.start for cut in cuts])
         keys = self._order.keys(own.positions, own.ledger.ids) if self._keyed else None
         found = []
@@ -191,13 +195,15 @@ class Feed:
         return found
 
     def _first_key(self, cut: Cut, row: np.int64) -> Words:
-        """The key of a micro-batch's first sample, (1,)."""
+        """The key of a micro-batch's first sample, (1,); none, (0,), where data draws from no stream."""
+        if not self._streams:
+            return _NONE
         return self._order.keys_of(cut.positions.start, int(self._data.sample_ids[row]))
 
     def _stand_in_request(self, cut: Cut) -> Request:
         """Samples of the batch's start, repeated when the whole batch has fewer."""
         rows, keys = self._request(cut.positions)
-        return Request(np.resize(rows, self._stand_in), np.resize(keys, self._stand_in))
+        return Request(np.resize(rows, self._stand_in), np.resize(keys, self._stand_in) if self._streams else _NONE)
 
     def _request(self, positions: range) -> Request:
         rows = self._order.rows(positions)

@@ -16,7 +16,7 @@ from trainer.clocks import estimate
 from trainer.config import TrainJob
 from trainer.dataset import kept_streams, seed_streams
 from trainer.evaluate import measure_quality, own_quality
-from trainer.norms import clip_, global_norm
+from trainer.norms import as_one, clip_, global_norm
 from trainer.own import end_together, own_step
 from trainer.parallel import local
 from trainer.recording import recording_of
@@ -80,7 +80,7 @@ def _train(run: Training, emit: Emit) -> None:
         if run.world.rank == 0 or run.step == first_step + 1:
             emit("step", step=run.step, loss=totals.loss_sum / totals.weight, samples=samples)
         if job.checkpoint_every and run.step == first_step + 1:
-            run.state()  # an optimizer that keeps what no checkpoint can hold is told now, and not hours later
+            _prepare_saving(run)
         if job.evaluate and (run.step % every == 0 or run.step == run.steps):
             _evaluate(run, totals)
         if job.checkpoint_every and run.step % job.checkpoint_every == 0:
@@ -127,17 +127,19 @@ def train_step(run: Training) -> tuple[Totals, int] | None:
 
     faults.at("optimizer", step)
     gradients = [parameter.grad for parameter in run.parameters.values() if parameter.grad is not None]
-    torch._foreach_div_([local(gradient) for gradient in gradients], totals.weight * run.scaler.scale)
+    whole = as_one(gradients)
+    torch._foreach_div_([local(gradient) for gradient in whole], totals.weight * run.scaler.scale)
     if run.job.defect == "divide_twice":
-        torch._foreach_div_([local(gradient) for gradient in gradients], float(run.world.world_size))
+        torch._foreach_div_([local(gradient) for gradient in whole], float(run.world.world_size))
     # collective when sharded; the same number on every rank, so all take the same way from here
-    norm = global_norm(gradients, by_rows=run.job.reduction == "exact")
+    by_rows = run.job.reduction == "exact"
+    norm = global_norm(gradients if by_rows else whole, by_rows=by_rows)
     overflowed = run.scaler.absorbs(norm)
     if not overflowed:
         _check_finite(run, totals, norm)
         run.audit.reduced(step)
         if run.recipe.training.clip_norm is not None:
-            clip_(gradients, norm, run.recipe.training.clip_norm)
+            clip_(whole, norm, run.recipe.training.clip_norm)
         run.optimizer.step()
         if run.schedule is not None:
             run.schedule.step()
@@ -203,6 +205,13 @@ def _quality(run: Training) -> float:
         facts = {"sample_ids": counted.sample_ids, "quality": counted.quality, "plain_quality": plain}
         (run.folder / "evaluation.json").write_bytes(canonical_json(facts))
     return counted.quality
+
+
+def _prepare_saving(run: Training) -> None:
+    """After the first update; an optimizer that keeps what no checkpoint can hold is told now, and not hours later."""
+    state = run.state()
+    if run.saver is not None:
+        run.saver.prepare(state)
 
 
 def _checkpoint(run: Training) -> None:

@@ -32,6 +32,8 @@ def global_norm(gradients: Sequence[Tensor], *, by_rows: bool = True) -> float:
         rows = _gathered(gradients)
     elif by_rows:
         rows = [row_norms(gradient) for gradient in gradients]
+    elif len(gradients) == 1:
+        return float(torch.linalg.vector_norm(gradients[0]))
     else:
         return float(torch.stack(torch._foreach_norm(list(gradients))).norm())
     return float(torch.cat(rows).double().norm())
@@ -49,6 +51,22 @@ def _gathered(gradients: Sequence[Tensor]) -> list[Tensor]:
     all_gather(everywhere.view(-1), own)
     blocks = torch.split(everywhere, heights, dim=1)
     return [block.reshape(-1)[: gradient.shape[0]] for block, gradient in zip(blocks, gradients, strict=True)]
+
+
+def as_one(gradients: Sequence[Tensor]) -> list[Tensor]:
+    """The same elements as one vector, where whole gradients lie one behind the other in one memory; else the gradients."""
+    first = gradients[0]
+    if isinstance(first, DTensor):
+        return list(gradients)
+    storage = first.untyped_storage()
+    begin = end = first.data_ptr()
+    for gradient in gradients:
+        if gradient.data_ptr() != end or gradient.dtype != first.dtype or not gradient.is_contiguous():
+            return list(gradients)
+        end += gradient.nbytes
+    if end > storage.data_ptr() + storage.nbytes():  # neighbours by chance
+        return list(gradients)
+    return [first.as_strided(((end - begin) // first.element_size(),), (1,))]
 
 
 def clip_(gradients: Sequence[Tensor], norm: float, limit: float) -> None:

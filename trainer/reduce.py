@@ -153,8 +153,12 @@ class ExactReduction:
         """Every node to every rank. Collective. Returns: root (W, C) and the ranks' tails (W, T)."""
         self._faults.at("collective", step)
         padding = [nodes[0].buffer] * (self._most_nodes - len(nodes))  # rows of one length; nobody reads it
-        row = torch.cat([*(flat.buffer for flat in nodes), *padding, self._tail(step, own, nodes[0].buffer)])
-        gathered = self._spread(row) if self._shared is None else self._shared.exchange(row, step).clone()  # added up in place
+        parts = [*(flat.buffer for flat in nodes), *padding, self._tail(step, own, nodes[0].buffer)]
+        if self._shared is None:
+            gathered = self._spread(torch.cat(parts))
+        else:
+            torch.cat(parts, out=self._shared.own[self._shared.turn])
+            gathered = self._shared.exchange(step).clone()  # added up in place
         fold = TreeFold(Tensor.add_)
         for held, row in zip(self._nodes, gathered, strict=True):
             for place, node in enumerate(held):
@@ -221,9 +225,9 @@ class ExactReduction:
         return make_flat(self._parameters, self._moving.size, self._flat_size)
 
 
-def make_flat(parameters: Sequence[nn.Parameter], moving: int, size: int) -> Flat:
-    """A zeroed buffer of `size` elements for the parameters' gradients and `moving` buffer values."""
-    buffer = parameters[0].new_zeros(size, requires_grad=False)
+def make_flat(parameters: Sequence[nn.Parameter], moving: int, size: int, buffer: Tensor | None = None) -> Flat:
+    """A buffer of `size` elements, zeroed when it is made here, for the parameters' gradients and `moving` buffer values."""
+    buffer = parameters[0].new_zeros(size, requires_grad=False) if buffer is None else buffer
     sizes = [*(p.numel() for p in parameters), moving]
     *pieces, moved = torch.split(buffer[: sum(sizes)], sizes)
     return Flat(buffer, tuple(piece.view(p.shape) for piece, p in zip(pieces, parameters, strict=True)), moved)

@@ -19,6 +19,7 @@ from trainer.world import World
 calls: Counter[str] = Counter()  # type -> exchanges of this process, and elements in them: no recorder of torch's sees these
 elements: Counter[str] = Counter()
 
+_PLAIN = dist.AllToAllOptions()
 _TOKEN_BYTES = 64  # before the rows, so that they begin at a cache line
 
 
@@ -26,22 +27,27 @@ class SharedRows:
     """A row a rank, twice: one is read while the next is written. Made by `share_rows`."""
 
     def __init__(self, memory: mmap.mmap, rank: int, world_size: int, size: int, dtype: torch.dtype) -> None:
-        self._rank = rank
         self._dtype = str(dtype).removeprefix("torch.")
-        flat = torch.frombuffer(memory, dtype=dtype, offset=_TOKEN_BYTES)
-        self._rows = flat.view(2, world_size, size)
-        self._turn = 0
+        self._rows = torch.frombuffer(memory, dtype=dtype, offset=_TOKEN_BYTES).view(2, world_size, size)
+        self.own = (self._rows[0][rank], self._rows[1][rank])  # this rank's rows, (n,): which is to be written says `turn`
+        self.turn = 0
+        assert dist.group.WORLD is not None  # a rank that has peers has joined
+        self._group = dist.group.WORLD
         self._steps = torch.zeros(world_size, dtype=torch.int64)
+        self._theirs = torch.zeros(world_size, dtype=torch.int64)
 
-    def exchange(self, row: Tensor, step: int) -> Tensor:
-        """Every rank's row, (W, n), to be read only, and before the next call. Collective. Args: row (n,); step, sent along to meet by."""
-        rows = self._rows[self._turn]
-        # the others are past reading these: they met this rank in the exchange in between
-        self._turn = 1 - self._turn
-        rows[self._rank].copy_(row)
+    def exchange(self, step: int) -> Tensor:
+        """Every rank's row, (W, n), to be read only, and before the next call; `own[turn]` has been written. Collective.
+
+        Args: step, sent along to meet by.
+        """
+        rows = self._rows[self.turn]
+        # the others are past reading the other rows: they met this rank in the exchange in between
+        self.turn = 1 - self.turn
         calls[self._dtype] += 1
-        elements[self._dtype] += row.numel()
-        dist.all_to_all_single(torch.empty_like(self._steps), self._steps.fill_(step))
+        elements[self._dtype] += rows.shape[1]
+        # what dist.all_to_all_single calls: its wrappers take as long as the rest of this function
+        self._group.alltoall_base(self._theirs, self._steps.fill_(step), [], [], _PLAIN).wait()
         return rows
 
 

@@ -108,6 +108,12 @@ class Saver:
             root.mkdir(parents=True, exist_ok=True)
             clear_leftovers(root)
 
+    def prepare(self, state: State) -> None:
+        """Make what the first save needs, so that it stops training no longer than others. Collective. To be called when training goes."""
+        if self._group is None and self._world.world_size > 1:
+            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
+        self._host.take(state.tensors)
+
     def save(self, state: State, *, rows: Callable[[], None] = lambda: None, refused: str = "") -> None:
         """Copy the state and let it be written behind. Waits for an earlier save that is still under way. Collective.
 
@@ -120,8 +126,8 @@ class Saver:
         if self._broken is not None:
             raise self._broken
         self._at("staging", state.step)
-        if self._group is None and self._world.world_size > 1:  # made late, so that a run without checkpoints does not pay for it
-            self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=self._timeout_s))
+        if self._world.world_size > 1 and self._group is None:
+            self.prepare(state)
         pieces = self._host.take(state.tensors)
         facts = self._facts(state) if self._world.rank == 0 else b""
         save = _Save(step=state.step, pieces=pieces, facts=facts, rows=rows, began=began, refused=refused)

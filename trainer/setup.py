@@ -196,7 +196,8 @@ def _feed(job: TrainJob, world: World, recipe: Recipe, train: SplitData, order: 
     return Feed(
         train, order, lanes_of(world.rank, world.world_size, plan.lanes), plan.lanes, device, double=job.precision == "float64",
         drop_lane=job.defect == "drop_lane", accumulation=plan.accumulation, workers=plan.loader_workers,
-        even=_is_sharded(job, world), pure=_is_pure(job, train) and cores() > world.world_size,
+        even=_is_sharded(job, world), pure=_is_pure(job, train),
+        ahead=cores() > world.world_size,
     )  # fmt: skip
 
 

@@ -65,6 +65,8 @@ def train(request: dict[str, Any], rank: int, folder: str) -> float:
         if step == warmup + steps:
             break
         update(batch)
+        if save is not None and step == 0:  # what a library does at its first checkpoint alone is not timed
+            save(Path(folder) / "first")
         if save is not None and (step + 1) % request["save_every"] == 0:
             save(Path(folder) / f"checkpoint-{step + 1}")
     seconds = time.monotonic() - started

@@ -140,25 +140,26 @@ def walked(feeder: Feed, order: Order, together: bool) -> list[tuple[object, ...
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["exact", "fast"])
-def test_what_a_thread_fetches_ahead_is_what_the_rank_would_fetch(together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pure split's batches, epoch's end included; all but the first come from the thread, and no random stream moves."""
+@pytest.mark.parametrize("ahead", [False, True], ids=["here", "ahead"])
+def test_what_a_pure_split_gives_is_what_any_would(ahead: bool, together: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its batches, epoch's end included; all but the first come from the thread, where there is one, and no random stream moves."""
     options: dict[str, object] = {"accumulation": 2, "batch": 31}
     plain = walked(*feed(1, 2, **options), together)
     monkeypatch.setattr(Numbered, "batch", recorded(Numbered.batch, names := []))
-    feeder, order = feed(1, 2, pure=True, **options)
-    feeder.micro_batches(order.span(0), Groups(together))
+    feeder, order = feed(1, 2, pure=True, ahead=ahead, **options)
     stood = torch.default_generator.get_state()
+    feeder.micro_batches(order.span(0), Groups(together))
     feeder.fetch_ahead(order.span(31), Groups(together))
     feeder.positions(order.span(31))
 
     assert torch.equal(torch.default_generator.get_state(), stood)
     assert walked(feeder, order, together) == plain
-    assert sum(name.startswith("fetch") for name in names) > len(names) / 2
+    assert (sum(name.startswith("fetch") for name in names) > len(names) / 2) is ahead
 
 
 def test_a_caller_that_goes_elsewhere_gets_what_it_asks_for() -> None:
     """A batch that was fetched ahead and is not the next one is dropped."""
-    feeder, order = feed(pure=True)
+    feeder, order = feed(pure=True, ahead=True)
     feeder.fetch_ahead(order.span(30), Groups(True))
     (elsewhere,) = feeder.micro_batches(order.span(60), Groups(True))
 
@@ -167,7 +168,7 @@ def test_a_caller_that_goes_elsewhere_gets_what_it_asks_for() -> None:
 
 def test_what_fails_ahead_is_told_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """With the rows; the step under way is not disturbed."""
-    feeder, order = feed(pure=True)
+    feeder, order = feed(pure=True, ahead=True)
 
     def broken(self: Numbered, rows: np.ndarray) -> Batch:
         raise ValueError("the file is gone")

@@ -1,6 +1,7 @@
 """The global gradient norm: torch's value, with bits that do not know the shards."""
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from trainer.norms import clip_, global_norm, row_norms
+from trainer.norms import as_one, clip_, global_norm, row_norms
 from trainer.world import World
 
 SHAPES = ((5,), (1,), (7, 3), (16, 8), (3, 2, 5), (1, 9))
@@ -29,6 +30,45 @@ def test_a_row_does_not_know_its_neighbours(rows: int, columns: int, parts: int,
     shards = [row_norms(part.clone()) for part in whole.chunk(parts)]
 
     assert torch.equal(torch.cat(shards), row_norms(whole))
+
+
+def test_gradients_in_one_memory_are_one_vector() -> None:
+    """Views that lie one behind the other are handed on as one that writes through; its norm and theirs are equal within rounding."""
+    buffer = torch.cat([value.reshape(-1) for value in gradients()] + [torch.zeros(9)])
+    views = [part.view(shape) for part, shape in zip(buffer.split([math.prod(shape) for shape in SHAPES] + [9])[:-1], SHAPES, strict=True)]
+    before = global_norm(views, by_rows=False)
+    (whole,) = as_one(views)
+    whole.mul_(2.0)
+
+    assert torch.equal(whole, torch.cat([view.reshape(-1) for view in views]))
+    assert global_norm([whole], by_rows=False) == pytest.approx(2.0 * before, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "pick",
+    [
+        lambda a: [a[:2], a[3:5]],
+        lambda a: [a[3:5], a[:3]],
+        lambda a: [a[:8].view(2, 4).T, a[8:9]],
+        lambda a: [a[:2], torch.zeros(2)],
+        lambda a: [a[:2].double(), a[2:3]],
+    ],
+    ids=["gap", "order", "strides", "elsewhere", "types"],
+)
+def test_other_gradients_stay_as_they_are(pick: Callable[[torch.Tensor], list[torch.Tensor]]) -> None:
+    """What is no unbroken piece of one memory is not taken for one."""
+    given = pick(torch.arange(12.0))
+
+    assert all(one is other for one, other in zip(as_one(given), given, strict=True))
+
+
+def test_neighbours_by_chance_are_not_one() -> None:
+    """Two memories that touch, as a caching allocator may give them, are two."""
+    bytes_there = bytearray(32)
+    left, right = (torch.frombuffer(bytes_there, dtype=torch.float32, count=4, offset=offset) for offset in (0, 16))
+
+    assert left.data_ptr() + 16 == right.data_ptr()
+    assert len(as_one([left, right])) == 2
 
 
 def test_norm_is_torchs() -> None:

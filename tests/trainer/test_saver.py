@@ -1,9 +1,11 @@
 """Saving behind training's back: what is sealed is what was there when it was asked for, at any world size, and a failing disk is told."""
 
+import hashlib
 import os
 import resource
 import shutil
 import signal
+import tempfile
 import threading
 import time
 import warnings
@@ -23,9 +25,11 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.distributed.tensor import empty as empty_dtensor
 
 from trainer.checkpoint import CLAIM
+from trainer.sealing import BUFFER_BYTES, SealingStream
 from trainer.staging import HostCopy
 from trainer.state import State, state_digest
 from trainer.world import World
+from validation.manifest import FileSeal
 
 
 def state_of(tensors: dict[str, Tensor], step: int = 1) -> State:
@@ -75,6 +79,24 @@ def test_sealed_event_tells_size_and_time(tmp_path: Path) -> None:
     sizes = [path.stat().st_size for path in (tmp_path / "step-00000001").iterdir() if path.name != "MANIFEST.json"]
     assert (name, fields["bytes"]) == ("sealed", sum(sizes))
     assert 0 < fields["seconds"] < 20
+
+
+@given(sizes=st.lists(st.sampled_from([0, 1, 64, BUFFER_BYTES - 1, BUFFER_BYTES, BUFFER_BYTES + 7]), max_size=9))
+def test_what_is_written_in_pieces_is_sealed_in_order(sizes: list[int]) -> None:
+    """Small pieces wait for one another; the file, its size and its sha256 are those of all of them, a phase is told once they leave."""
+    told: list[int] = []
+    with tempfile.TemporaryFile() as raw:
+        stream = SealingStream(raw, lambda: told.append(1))
+        body = b"".join(bytes([place]) * size for place, size in enumerate(sizes))
+        for place, size in enumerate(sizes):
+            assert stream.write(bytes([place]) * size) == size
+        stream.sync()
+        raw.seek(0)
+
+        assert raw.read() == body
+        assert stream.tell() == len(body)
+        assert stream.seal() == FileSeal(bytes=len(body), sha256=hashlib.sha256(body).hexdigest())
+        assert bool(told) == bool(body)
 
 
 def test_newest_two_are_kept(tmp_path: Path) -> None:
