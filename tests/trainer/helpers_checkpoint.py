@@ -40,7 +40,7 @@ def state_after(steps: int) -> State:
 
 def wide_state(step: int) -> State:
     """Enough bytes for a file of each of two ranks; other ones at each step, of the same sizes."""
-    tensors = {f"weight/{i}": torch.full((50_000 + i, 2), float(step + 10 * i)) for i in range(3)}
+    tensors = {f"weight/{i}": torch.full((200_000 + i, 2), float(step + 10 * i)) for i in range(3)}
     return State(step=step, position=10 * step, seed=7, tensors=tensors, plain={"step": step})
 
 

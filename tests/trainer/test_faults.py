@@ -79,7 +79,7 @@ def test_damaged_checkpoint_costs_time_and_no_bits(twin: RunRecord, tmp_path: Pa
     faults = (Fault(kind="kill", rank=1, step=7), Fault(kind="kill", rank=0, step=0, attempt=1))
     job = tiny_job(tmp_path, world_size=2, faults=faults, checkpoint_every=3, max_restarts=1)
     assert any(run_attempt(job).exitcodes)
-    tensors = tmp_path / "checkpoints/step-00000006/__0_0.distcp"
+    (tensors,) = (tmp_path / "checkpoints/step-00000006").glob("*.distcp")
     tensors.write_bytes(tensors.read_bytes()[:-4])
     done = run_attempt(job, 1)
     run = runlog.collect(job, attempts=2, recoveries=(), faults_fired=(), seconds=1.0, world_sizes=(2, 2))
