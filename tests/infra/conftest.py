@@ -1,12 +1,15 @@
 """One S3 endpoint and one migrated MLflow database for all tests of this folder: each takes seconds to start."""
 
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import boto3
 import pytest
 from helpers_stores import make_store
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication
 from moto.server import ThreadedMotoServer
 
 from infra.registry import Registry
@@ -16,16 +19,27 @@ from infra.store import ObjectStore
 
 @pytest.fixture(scope="session")
 def s3_endpoint() -> Iterator[str]:
-    """A moto server on a free port, with the bucket "trial"."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint = f"http://{host}:{port}"
-    with pytest.MonkeyPatch.context() as patch:
-        _give_credentials(patch)
-        boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="trial")
-    yield endpoint
-    server.stop()
+    """A moto server on a free port, with the bucket "trial".
+
+    It answers one request after the other: S3 looks at an ETag and writes in one act, moto's threads may come between the two.
+    """
+    answer, turn = DomainDispatcherApplication.__call__, threading.Lock()
+
+    def in_turn(app: DomainDispatcherApplication, *request: Any) -> Any:
+        with turn:
+            return answer(app, *request)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(DomainDispatcherApplication, "__call__", in_turn)
+        server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+        server.start()
+        host, port = server.get_host_and_port()
+        endpoint = f"http://{host}:{port}"
+        with pytest.MonkeyPatch.context() as patch:
+            _give_credentials(patch)
+            boto3.client("s3", endpoint_url=endpoint, region_name="us-east-1").create_bucket(Bucket="trial")
+        yield endpoint
+        server.stop()
 
 
 @pytest.fixture
